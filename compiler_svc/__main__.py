@@ -13,7 +13,7 @@ from compiler_svc.planning.pool import PlanningPool, make_forkserver
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.process import run_process
-from targets.neuron import NEURON_PYTHON
+from targets.neuron import FRONT_END, NEURON_PYTHON
 
 
 async def serve(settings: Settings) -> None:
@@ -21,6 +21,9 @@ async def serve(settings: Settings) -> None:
     if settings.neuron_python is not None:
         # Like PATH for other compilers: the processes that ask for versions and lower inherit it.
         os.environ[NEURON_PYTHON.variable] = str(settings.neuron_python)
+    if settings.neuron_front_end is not None:
+        variable, _ = NEURON_PYTHON.choices[FRONT_END]
+        os.environ[variable] = settings.neuron_front_end
     make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
     with closing(make_forkserver()) as forkserver:
         planning = PlanningPool(forkserver)

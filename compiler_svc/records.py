@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final, Literal
 
 import msgspec
+
+#: What computed the numbers that a golden check compares: the bundle's executables, or XLA on the compiler's CPU from
+#: the submodels that they are made of.
+GoldenMethod = Literal["executables", "xla_cpu"]
+#: Media type of the record that a golden check leaves beside a bundle; no record, no check.
+GOLDEN_TYPE: Final = "application/vnd.kiln.golden.v1+json"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from typing import Final
 
 from compiler_svc.compiles.build_runner import BUILD_IDLE_TIMEOUT_S
 from compiler_svc.compiles.journal import Retention
+from compiler_svc.lower.neuron.request import FRONT_ENDS
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_prefix
 from edge.config import EdgeConfig
 from edge.logs import LogConfig
@@ -60,6 +61,7 @@ class Settings:
         build_idle_timeout_s: Time that a build may go without computing.
         default_isa: CPU instruction set of compiles that name none.
         neuron_python: Python with Neuron's packages; None: this one, if it has them.
+        neuron_front_end: What makes NEFFs of submodels there; None: the default.
         retention: How long finished operations are remembered.
         logs: What is logged, and where.
     """
@@ -81,6 +83,7 @@ class Settings:
     build_idle_timeout_s: float
     default_isa: str
     neuron_python: Path | None
+    neuron_front_end: str | None
     retention: Retention
     logs: LogConfig
 
@@ -152,6 +155,12 @@ OPTIONS: Final = (
         "Python with kiln-neuron-lowering and Neuron's packages, which compiles for Neuron targets",
         default_text="the compiler's own Python, if it has them",
     ),
+    Option(
+        "neuron-front-end",
+        one_of(*FRONT_ENDS),
+        "what makes NEFFs of submodels in that Python; the name torch_neuron is reserved, and refused",
+        default_text="model_builder",
+    ),
     Option("keep-operations", COUNT, "finished operations that are remembered", default=10_000),
     Option("keep-operations-days", DAYS, "how long finished operations are remembered", default=30.0),
 )
@@ -187,6 +196,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         build_idle_timeout_s=options.build_idle_timeout,
         default_isa=options.default_isa,
         neuron_python=options.neuron_python,
+        neuron_front_end=options.neuron_front_end,
         retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
         logs=read_log_config(options),
     )

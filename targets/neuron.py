@@ -27,11 +27,14 @@ NEFF: Final = ExecutableFormat(
 )
 #: Traces graphs and writes weights, as for every target.
 _TORCH: Final = ("torch",)
+#: What was chosen to make NEFFs of submodels; see `compiler_svc.lower.neuron.request.FRONT_ENDS`.
+FRONT_END: Final = "front-end"
 #: The Python with Neuron's packages. They need another torch than the compiler.
 NEURON_PYTHON: Final = Interpreter(
     name="neuron",
     variable="KILN_COMPILER_NEURON_PYTHON",
     distributions=("torch", "torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla"),
+    choices={FRONT_END: ("KILN_COMPILER_NEURON_FRONT_END", "model_builder")},
 )
 _COMPILED: Final = (
     Lowering(

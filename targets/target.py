@@ -89,8 +89,8 @@ class Target:
             cache behind a row's last token. Then one executable serves all buckets that read the cache.
         has_rings: Whether a slot keeps, of a layer with a sliding window, only the positions that steps still see, in a
             ring. Otherwise it keeps all positions of every layer.
-        is_checked_on_host: Whether the compiler's host runs the executables, so that a build compares their logits with
-            the reference. A host that compiles for a device need not have one.
+        is_checked_on_host: Whether every compiler's host runs the executables, for the golden check. A host that
+            compiles for a device need not have one; then XLA stands in for it.
         note: A warning that plans for the target show.
     """
 

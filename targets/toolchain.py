@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -72,22 +72,30 @@ class Interpreter:
         name: Prefix of its versions' names.
         variable: Environment variable with its path; without it, it is this Python.
         distributions: Python distributions that it needs.
+        choices: How it makes executables, where there are several ways: what is chosen → the environment variable with
+            the choice, and the default. They count as versions.
     """
 
     name: str
     variable: str
     distributions: tuple[str, ...]
+    choices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def find(self) -> str:
         """Returns its path."""
         return os.environ.get(self.variable) or sys.executable
+
+    def read_choice(self, name: str) -> str:
+        """Reads what was chosen."""
+        variable, default = self.choices[name]
+        return os.environ.get(variable) or default
 
     def make_environment(self) -> dict[str, str]:
         """Makes the environment in which it runs: this process's, without what would show it other distributions."""
         return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
     def read_versions(self) -> Mapping[str, str]:
-        """Reads the version of Python, and those of the distributions, by name.
+        """Reads the version of Python, those of the distributions, and the choices, by name.
 
         Raises:
             NeuronToolchainMissing: It does not start, or lacks a distribution.
@@ -97,6 +105,7 @@ class Interpreter:
         missing = [name for name, version in versions.items() if version is None]
         if missing:
             raise NeuronToolchainMissing(path, ", ".join(missing))
+        versions |= {name: self.read_choice(name) for name in self.choices}
         return {f"{self.name}.{name}": version for name, version in versions.items() if version is not None}
 
     def _read_own_versions(self) -> dict[str, str | None]:

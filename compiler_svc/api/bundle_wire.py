@@ -13,11 +13,17 @@ from compiler_svc.bundles.importer import ImportedBundle, ImportProgress
 from compiler_svc.bundles.store import NamedBundle, contents_of
 from compiler_svc.database.leases import Lease
 from compiler_svc.database.versions import Alias, Contents, Version
+from compiler_svc.records import GoldenMethod
 
 _CONTENTS: Final[dict[Contents, pb.BundleContents.ValueType]] = {
     "full": pb.BUNDLE_CONTENTS_FULL,
     "executables": pb.BUNDLE_CONTENTS_EXECUTABLES,
     "weights": pb.BUNDLE_CONTENTS_WEIGHTS,
+}
+_GOLDEN_CHECKS: Final[dict[GoldenMethod | None, pb.GoldenCheck.ValueType]] = {
+    None: pb.GOLDEN_CHECK_NONE,
+    "executables": pb.GOLDEN_CHECK_EXECUTABLES,
+    "xla_cpu": pb.GOLDEN_CHECK_XLA_CPU,
 }
 
 
@@ -46,6 +52,11 @@ def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
     message.contents = _CONTENTS[contents_of(bundle)]
     message.blobs.extend(map(blob_to_pb, bundle.blobs))
     return message
+
+
+def golden_check_to_pb(method: GoldenMethod | None) -> pb.GoldenCheck.ValueType:
+    """Writes what a bundle was compared by."""
+    return _GOLDEN_CHECKS[method]
 
 
 def alias_to_pb(alias: Alias) -> pb.Alias:

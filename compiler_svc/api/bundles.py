@@ -15,6 +15,7 @@ from compiler_svc.api.bundle_wire import (
     blob_to_pb,
     bundle_to_pb,
     collected_to_pb,
+    golden_check_to_pb,
     import_event_to_pb,
     lease_to_pb,
     version_to_pb,
@@ -41,7 +42,9 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
         """Resolves a reference to a bundle."""
         named = await self._store.get(request.ref)
         message = bundle_to_pb(named)
-        message.referrers.extend(map(blob_to_pb, await self._store.list_referrer_files(named.bundle.digest)))
+        referrers = await self._store.list_referrer_files(named.bundle.digest)
+        message.referrers.extend(map(blob_to_pb, referrers))
+        message.golden_check = golden_check_to_pb(await self._store.read_golden_method(referrers))
         return pb.GetBundleResponse(bundle=message)
 
     async def ListBundles(self, request: pb.ListBundlesRequest, context: Any) -> pb.ListBundlesResponse:

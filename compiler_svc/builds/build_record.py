@@ -21,9 +21,8 @@ from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.actuals import BuildActual, BuildFacts, LoweringActual
 from compiler_svc.golden.check import GoldenResult
 from compiler_svc.planning.digest import digest_plan
-from compiler_svc.records import ExecutableResult, Stage
+from compiler_svc.records import GOLDEN_TYPE, ExecutableResult, Stage
 
-GOLDEN_TYPE: Final = "application/vnd.kiln.golden.v1+json"
 BUILD_TYPE: Final = "application/vnd.kiln.build.v1+json"
 
 
@@ -31,7 +30,7 @@ class BuildRecorder:
     """Collects the facts of a build and attaches them to its bundle.
 
     Attributes:
-        golden: The result of the golden check; None if the build skipped it.
+        golden: The result of the golden check; None if there was none.
     """
 
     def __init__(self, report: ProgressReport) -> None:

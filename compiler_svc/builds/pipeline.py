@@ -6,7 +6,6 @@ action cache once it has the result. So a build that fails or is killed leaves n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphHeader, Graph
 from compiler_svc.builds.executable_stage import build_executables
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.finished_shards import FinishedShards, digest_inputs
+from compiler_svc.builds.golden_stage import GoldenStage
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
 from compiler_svc.builds.neuron_files import attach_companions
@@ -38,7 +38,6 @@ from compiler_svc.config.interchange import to_neuron_config_json
 from compiler_svc.database import leases
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
-from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
@@ -50,10 +49,8 @@ from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.model_card import read_origin
-from compiler_svc.weights.tensors import check_finite, check_tied_head
+from compiler_svc.weights.tensors import check_tied_head
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
-from execution.ranks.forkservers import OpenForkserver
-from targets.registry import TARGETS
 
 # The name that NxD Inference gives the file.
 CONFIG_TITLE: Final = "neuron_config.json"
@@ -142,11 +139,10 @@ def build_bundle(
     _add_describing_files(writer, checkpoint)
     manifest = describe_bundle(build, executables, shards, tokenizer_files)
 
-    is_checked = TARGETS[spec.target.kind].is_checked_on_host
-    if not config.skip_sharding and is_checked:
-        report.enter(Stage.VERIFY, "comparing logits with the reference")
-        recorder.golden = _compare(manifest, blob_path, checkpoint, forkservers.ranks)
-        report.update(message=recorder.golden.summary)
+    unchecked: tuple[str, ...] = ()
+    if not config.skip_sharding:
+        golden = GoldenStage(job, directory, report, forkservers, plan, checkpoint, config, blob_path)
+        recorder.golden, unchecked = golden.check(manifest)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
 
@@ -161,7 +157,7 @@ def build_bundle(
         executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
         facts=describe_facts(build, executables),
-        warnings=(*warnings, *text_warnings),
+        warnings=(*warnings, *text_warnings, *unchecked),
     )
 
 
@@ -198,21 +194,21 @@ def build_weights(
     shards = _open_weight_stage(job, plan, checkpoint, directory, report).publish(layout, writer)
     manifest = with_shards(executables.manifest, shards)
 
-    report.enter(Stage.VERIFY, "comparing logits with the reference")
-    recorder.golden = _compare(manifest, layout.blob_path, checkpoint, forkservers.ranks)
-    report.update(message=recorder.golden.summary)
+    config = spec.config.neuron_config
+    golden = GoldenStage(job, directory, report, forkservers, plan, checkpoint, config, layout.blob_path)
+    recorder.golden, unchecked = golden.check(manifest)
 
     report.enter(Stage.PUBLISH, "publishing")
     tokenizer = _add_tokenizer(writer, layout, checkpoint, executables)
     # This bundle has weights even if the executables' bundle was compiled without.
-    neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
+    neuron_config = replace(config, save_sharded_checkpoint=True, skip_sharding=False)
     _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
     _add_describing_files(writer, checkpoint)
     whole = {"save_sharded_checkpoint": True, "skip_sharding": False}
-    config = manifest.config | {"neuron_config": manifest.config["neuron_config"] | whole}
+    resolved = manifest.config | {"neuron_config": manifest.config["neuron_config"] | whole}
     weights_only = msgspec.structs.replace(
         manifest,
-        config=config,
+        config=resolved,
         executables=(),
         checkpoint_digest=job.checkpoint_digest,
         tokens=plan.tokens,
@@ -221,7 +217,7 @@ def build_weights(
     origin, warnings = read_origin(checkpoint)
     digest = writer.publish(weights_only, origin=origin)
     recorder.attach(layout, digest, weights_only, ())
-    warnings = (*warnings, *text_warnings)
+    warnings = (*warnings, *text_warnings, *unchecked)
     return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
 
 
@@ -268,23 +264,6 @@ def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Check
 def _add_describing_files(writer: BundleWriter, checkpoint: Checkpoint) -> None:
     for file in checkpoint.describing_files:
         writer.add_blob(file.path, file.media_type, file.path.name)
-
-
-def _compare(
-    manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint, open_forkserver: OpenForkserver
-) -> GoldenResult:
-    """Runs the golden check; if that fails because the checkpoint's own numbers are invalid, says so.
-
-    Raises:
-        CheckpointInvalid: A tensor of the checkpoint has NaN or infinite values.
-        GoldenMismatch, ExecutionError: See `check_golden`.
-    """
-    try:
-        return check_golden(manifest, blob_path, checkpoint, open_forkserver)
-    except Exception:
-        # Whatever it is: steps fail in many ways on NaN, compiled ones with messages of C++.
-        check_finite(checkpoint)
-        raise
 
 
 def _find_blob(layout: Layout, aside: Layout, digest: str) -> Path:

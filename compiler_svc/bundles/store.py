@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from bundle.errors import BundleNotFound, KilnError, RefInvalid
+from bundle.errors import BundleError, BundleNotFound, KilnError, RefInvalid
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
-from bundle.reader import Bundle, open_bundle
+from bundle.reader import Bundle, open_bundle, read_small_blob
 from bundle.reference import is_new_alias, parse_reference
 from bundle.referrers import list_referrer_files
 from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
@@ -26,6 +28,7 @@ from compiler_svc.database.engine import Database
 from compiler_svc.database.leases import Lease
 from compiler_svc.database.versions import Alias, Contents, PageOfVersions, Version
 from compiler_svc.errors import AliasInvalid, OffsetInvalid
+from compiler_svc.records import GOLDEN_TYPE, GoldenMethod
 
 CHUNK_SIZE_BYTES: Final = 1 << 20
 
@@ -35,6 +38,9 @@ MAX_LEASE_S: Final = 30 * 24 * 3600.0
 
 #: What protobuf's durations carry: 10 000 years.
 MAX_CACHE_AGE_S: Final = 315_576_000_000.0
+
+#: The record has all tokens of all sequences.
+_MAX_GOLDEN_RECORD_BYTES: Final = 16 << 20
 
 T = TypeVar("T")
 
@@ -87,6 +93,13 @@ class BundleStore:
     async def list_referrer_files(self, digest: str) -> Sequence[BlobDescriptor]:
         """Lists files about a bundle that are not part of it; see `bundle.referrers.list_referrer_files`."""
         return await asyncio.to_thread(list_referrer_files, self.layout, digest)
+
+    async def read_golden_method(self, referrers: Sequence[BlobDescriptor]) -> GoldenMethod | None:
+        """Reads what computed the numbers of a bundle's golden check; None if its referrers have no readable record."""
+        record = next((one.digest for one in referrers if one.media_type == GOLDEN_TYPE), None)
+        if record is None:
+            return None
+        return await asyncio.to_thread(_read_method, self.layout, record)
 
     async def open(self, digest: str) -> Bundle:
         """Opens a published bundle; see `bundle.reader.open_bundle`."""
@@ -289,3 +302,16 @@ def contents_of(bundle: Bundle) -> Contents:
     if not bundle.manifest.has_executables:
         return "weights"
     return "full" if bundle.manifest.has_weights else "executables"
+
+
+class _GoldenRecord(msgspec.Struct, frozen=True):
+    #: Records of earlier releases do not say it: they are of executables.
+    method: GoldenMethod = "executables"
+
+
+def _read_method(layout: Layout, digest: str) -> GoldenMethod | None:
+    # Other tools attach files, too, of whatever bytes.
+    with suppress(BundleError, msgspec.MsgspecError):
+        record = read_small_blob(layout, digest, _MAX_GOLDEN_RECORD_BYTES)
+        return msgspec.json.decode(record, type=_GoldenRecord).method
+    return None

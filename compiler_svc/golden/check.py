@@ -21,6 +21,7 @@ from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.models.nested_text import nest_config
 from compiler_svc.models.registry import find_family
+from compiler_svc.records import GoldenMethod
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
 from execution.ranks.forkservers import OpenForkserver
@@ -32,6 +33,7 @@ class GoldenResult:
     """The record of a passed check.
 
     Attributes:
+        method: What computed the numbers.
         reference: Name and version of the library that computed the reference.
         tolerance: Largest deviation that the dtype is allowed; see `comparison.TOLERANCES`.
         max_deviation: Largest deviation of a logit over all executables, as a share of the largest reference logit;
@@ -40,6 +42,7 @@ class GoldenResult:
         num_tokens: Number of tokens of all sequences together.
     """
 
+    method: GoldenMethod
     reference: str
     dtype: DType
     tolerance: float
@@ -52,7 +55,8 @@ class GoldenResult:
     @property
     def summary(self) -> str:
         """The result in one line, for people."""
-        counts = f"{self.num_prompts} prompts, {self.num_tokens} tokens"
+        by = "" if self.method == "executables" else ", computed by XLA on the CPU"
+        counts = f"{self.num_prompts} prompts, {self.num_tokens} tokens{by}"
         if self.max_deviation is None:
             return f"{counts}, whose greedy tokens are those of {self.reference}"
         return f"{counts}, logits within {self.max_deviation:.1e} of {self.reference}"
@@ -80,12 +84,29 @@ def check_golden(
         ExecutionError: An executable cannot be loaded or run.
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
-        check = _Check(manifest, steps, checkpoint)
-        sequences = choose_sequences(manifest)
-        for number, sequence in enumerate(sequences):
-            check.run_sequence(number, sequence)
+        return compare_steps(manifest, steps, checkpoint)
+
+
+def compare_steps(
+    manifest: Manifest, steps: Steps, checkpoint: Checkpoint, *, method: GoldenMethod = "executables"
+) -> GoldenResult:
+    """Does the same as `check_golden`, with what stands for the executables.
+
+    Args:
+        steps: Have an empty KV cache.
+        method: What computes them.
+
+    Raises:
+        GoldenMismatch: The outputs differ from the reference.
+        KilnError: A step failed.
+    """
+    check = _Check(manifest, steps, checkpoint)
+    sequences = choose_sequences(manifest)
+    for number, sequence in enumerate(sequences):
+        check.run_sequence(number, sequence)
     comparisons = tuple(check.comparisons.values())
     return GoldenResult(
+        method=method,
         reference=REFERENCE_NAME,
         dtype=check.dtype,
         tolerance=check.tolerance,

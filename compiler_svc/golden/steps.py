@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from execution.executors.executor import Executor, load_executor
 from execution.ranks.forkservers import OpenForkserver
 from execution.ranks.group import RankGroup
 from execution.step import Step, StepInputs
+from targets.registry import find_format
 
 
 class Steps(Protocol):
@@ -44,13 +45,16 @@ def loaded_steps(
 ) -> Iterator[Steps]:
     """Loads a bundle: one rank into this process, several ranks into processes, as a runtime does.
 
+    Ranks of a device have a process each, too, and the host's first cores: a core is a process's until that ends.
+
     Args:
         open_forkserver: Returns the forkserver for those processes; None lets them start their own.
 
     Raises:
         ExecutionError: The bundle cannot be loaded.
     """
-    if manifest.tp_degree == 1:
+    on_device = any(find_format(executable.format).core_variable for executable in manifest.executables)
+    if manifest.tp_degree == 1 and not on_device:
         executor = load_executor(manifest, 0, blob_path)
         try:
             yield _OwnSteps(manifest, executor)
@@ -58,7 +62,8 @@ def loaded_steps(
             executor.close()
         return
     with asyncio.Runner() as runner:
-        group = runner.run(_start(manifest, blob_path, open_forkserver))
+        cores = range(manifest.tp_degree) if on_device else ()
+        group = runner.run(_start(manifest, blob_path, open_forkserver, cores))
         try:
             yield _GroupSteps(manifest, runner, group)
         finally:
@@ -101,6 +106,28 @@ class _GroupSteps:
         return outputs
 
 
+class RankSteps:
+    """Steps of what stands for the executables, and returns what all ranks return."""
+
+    def __init__(self, run: Callable[[str, StepInputs], dict[str, Tensor]], vocab_size: int) -> None:
+        """Takes the function that runs a step.
+
+        Args:
+            run: Takes the tag of an executable and a step's inputs; returns its outputs, also the internal ones, by
+                name: [ranks, *shape of the output].
+        """
+        self._run = run
+        self._vocab_size = vocab_size
+
+    def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
+        """See `Steps`."""
+        parts = self._run(executable.tag, inputs)
+        logits = parts.pop("rank_logits", None)
+        # What ranks return to clients is the same on all of them.
+        outputs = {name: tensor[0] for name, tensor in parts.items()}
+        return outputs if logits is None else outputs | {"logits": _join(logits.float(), self._vocab_size)}
+
+
 def _read(values: memoryview[float]) -> Tensor:
     assert values.shape is not None, "step memory gives results their shape"
     return torch.frombuffer(values, dtype=torch.float32).view(values.shape)
@@ -112,10 +139,13 @@ def _join(parts: Tensor, vocab_size: int) -> Tensor:
 
 
 async def _start(
-    manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None
+    manifest: Manifest,
+    blob_path: Callable[[str], Path],
+    open_forkserver: OpenForkserver | None,
+    cores: Sequence[int],
 ) -> RankGroup:
     group = await RankGroup.start(
-        manifest, blob_path, num_threads=1, open_forkserver=open_forkserver, with_internal=True
+        manifest, blob_path, num_threads=1, open_forkserver=open_forkserver, with_internal=True, cores=cores
     )
     await group.load()
     return group

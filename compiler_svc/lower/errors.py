@@ -9,8 +9,9 @@ KilnError
     ├── FrontEndNotServed     a front end for Neuron that has a name and no code yet
     ├── NeuronTraceFailed     a submodel that Neuron's packages cannot trace
     ├── NeuronGraphRefused    a graph that neuronx-cc would refuse
-    └── NeuronCompilerFailed  a graph that neuronx-cc did not compile
-        └── NeuronMemoryExceeded  an executable that a core has no memory for
+    ├── NeuronCompilerFailed  a graph that neuronx-cc did not compile
+    │   └── NeuronMemoryExceeded  an executable that a core has no memory for
+    └── XlaRunFailed          a submodel that XLA did not run on the CPU
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class FrontEndNotServed(LoweringError):
     reason = "NEURON_FRONT_END_NOT_SERVED"
 
     def __init__(self, name: str, accepted: Sequence[str]) -> None:
-        violation = FieldViolation("front_end", repr(name), ", ".join(accepted))
+        violation = FieldViolation("neuron-front-end", repr(name), ", ".join(accepted))
         super().__init__(str(violation), violations=(violation,), front_end=name)
 
 
@@ -118,3 +119,16 @@ class NeuronMemoryExceeded(NeuronCompilerFailed):
     """An executable that a core has no memory for, with its weights and state."""
 
     reason = "NEURON_MEMORY_EXCEEDED"
+
+
+class XlaRunFailed(LoweringError):
+    """A submodel that XLA did not run on the CPU, in place of its NEFF. The compiler's log has what XLA wrote last."""
+
+    reason = "NEURON_XLA_RUN_FAILED"
+
+    def __init__(self, tag: str, how: str) -> None:
+        super().__init__(
+            f"XLA did not run {tag} on the CPU, for the golden check: {how}; the compiler's log says more",
+            tag=tag,
+            how=how,
+        )

@@ -295,9 +295,10 @@ def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) ->
 
 
 def warn_of_unchecked_executables(config: NeuronConfig, target: TargetKind) -> tuple[str, ...]:
-    """Warns if the bundle will be published without a golden check."""
-    if not TARGETS[target].is_checked_on_host:
-        return (f"target.kind: the executables are not compared with the reference, which takes a core of {target}",)
+    """Warns if the golden check runs no executables, or may run none."""
+    if not config.skip_sharding and not TARGETS[target].is_checked_on_host:
+        by = f"free cores of {target} on the compiler's host, or by XLA on its CPU in their place"
+        return (f"target.kind: what is compared with the reference is computed by {by}; golden.json says which did",)
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)

@@ -87,7 +87,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     return BuildPlan(
         model=model,
         weights=weights,
-        submodels=tuple(_describe_executables(model, config)),
+        submodels=tuple(describe_executables(model, config)),
         sampling=sampling,
         limits=Limits(
             max_context_length=config.find_longest_prompt(in_chunks=computes_chunks),
@@ -107,7 +107,8 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     )
 
 
-def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:
+def describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:
+    """Describes the executables of a configuration, in manifest order."""
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
             # Validation has refused submodels that are not served.

@@ -41,6 +41,7 @@ NEURON_LOWERING_CODE: Final = (
     "compiler_svc/models",
     "compiler_svc/trace",
     "execution/attention",
+    "execution/candidates.py",
     "execution/collectives",
     "execution/dtypes.py",
     "execution/sampling.py",

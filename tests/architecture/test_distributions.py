@@ -101,8 +101,9 @@ def test_what_lowers_for_neuron_has_neurons_torch_and_no_other() -> None:
     assert {*NEURON_PYTHON.distributions} == pinned.keys(), "each version is part of the action digest"
     code = (
         "import importlib, json, sys\n"
-        "for name in ('lower.neuron.__main__', 'lower.neuron.model_builder', 'trace.named_submodel'):\n"
-        "    importlib.import_module('compiler_svc.' + name)\n"
+        "for name in ('__main__', 'model_builder', 'xla_process', 'xla_model'):\n"
+        "    importlib.import_module('compiler_svc.lower.neuron.' + name)\n"
+        "importlib.import_module('compiler_svc.trace.named_submodel')\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)))\n"
     )
     command = [sys.executable, "-c", code]

@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.repository import ROOT
 
 SITE = ROOT / "tests/neuron/site"
+#: Has the double of torch-xla, by which submodels run.
+XLA_SITE = ROOT / "tests/neuron/xla_site"
 VERSIONS = {
     "torch-xla": "2.9.0",
     "torch-neuronx": "2.9.0.2.15.32035",
@@ -19,14 +21,18 @@ VERSIONS = {
 }
 
 
-def make_interpreter(directory: Path, versions: Mapping[str, str] = VERSIONS) -> Path:
-    """Writes a program that runs this Python with the doubles, which claim to be of these versions."""
+def make_interpreter(directory: Path, versions: Mapping[str, str] = VERSIONS, *, has_xla: bool = False) -> Path:
+    """Writes a program that runs this Python with the doubles, which claim to be of these versions.
+
+    Args:
+        has_xla: Whether there is a double of torch-xla, too.
+    """
     installed = directory / "installed"
     for name, version in versions.items():
         record = installed / f"{name.replace('-', '_')}-{version}.dist-info"
         record.mkdir(parents=True)
         (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    path = ":".join(map(str, (installed, SITE, ROOT)))
+    path = ":".join(map(str, (installed, SITE, *([XLA_SITE] if has_xla else []), ROOT)))
     program = directory / "neuron-python"
     program.write_text(
         f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(path)}\nexec {shlex.quote(sys.executable)} "$@"\n'

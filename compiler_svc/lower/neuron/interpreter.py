@@ -7,24 +7,19 @@ so that what the digests of sources cover is what runs.
 from __future__ import annotations
 
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 from compiler_svc.lower.errors import LoweringFailed
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
+from compiler_svc.lower.neuron.command import make_command, make_environment
 from compiler_svc.lower.neuron.request import (
-    DEFAULT_FRONT_END,
     NeuronRequest,
     read_answer,
     write_request,
 )
 from execution.failure import Failure
-from targets.neuron import NEFF, NEURON_PYTHON
+from targets.neuron import FRONT_END, NEFF, NEURON_PYTHON
 from targets.registry import TARGETS
-
-#: Packages of ours that the interpreter imports. It must not see the torch that may lie beside them.
-_PACKAGES: Final = ("bundle", "targets", "execution", "compiler_svc")
 
 
 def lower_submodel(job: LoweringJob) -> LoweredExecutable:
@@ -59,7 +54,7 @@ def make_request(job: LoweringJob) -> NeuronRequest:
     assert submodel is not None, "jobs for Neuron targets have a submodel"
     core_bytes = target.core_bytes
     return NeuronRequest(
-        front_end=DEFAULT_FRONT_END,
+        front_end=NEURON_PYTHON.read_choice(FRONT_END),
         tag=job.tag,
         make_module=submodel.make_module,
         document=submodel.document,
@@ -78,11 +73,8 @@ def _run(directory: Path, request: NeuronRequest) -> None:
     Raises:
         CalledProcessError: It ended by a fault. The log says why, and the pool reads it there.
     """
-    command = [NEURON_PYTHON.find(), "-m", __package__, str(directory)]
-    environment = NEURON_PYTHON.make_environment() | {
-        "PYTHONPATH": str(link_sources(directory / "sources")),
-        # The sources may be another user's, or for another version of Python.
-        "PYTHONDONTWRITEBYTECODE": "1",
+    assert __package__ is not None
+    environment = make_environment(directory) | {
         # Read when Neuron's packages are imported: this host need not have the device.
         "NEURON_PLATFORM_TARGET_OVERRIDE": request.target,
         "NEURON_LOGICAL_NC_CONFIG": str(request.logical_nc_config),
@@ -90,17 +82,5 @@ def _run(directory: Path, request: NeuronRequest) -> None:
         "XLA_IR_DEBUG": "1",
         "XLA_HLO_DEBUG": "1",
     }
+    command = make_command(__package__, str(directory))
     subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, cwd=directory, check=True)
-
-
-def link_sources(folder: Path) -> Path:
-    """Makes a folder that has this installation's packages of ours and nothing else."""
-    folder.mkdir(exist_ok=True)
-    for name in _PACKAGES:
-        spec = find_spec(name)
-        assert spec is not None, name
-        assert spec.origin is not None, name
-        link = folder / name
-        if not link.is_symlink():
-            link.symlink_to(Path(spec.origin).parent)
-    return folder

@@ -23,7 +23,6 @@ FRONT_ENDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 #: Names that later front ends will have. TorchNeuron has no documented call that returns a NEFF with its tensors.
 RESERVED_FRONT_ENDS: Final = ("torch_neuron",)
-DEFAULT_FRONT_END: Final = "model_builder"
 
 
 class NeuronRequest(msgspec.Struct, frozen=True, kw_only=True):

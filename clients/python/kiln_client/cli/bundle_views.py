@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from kiln.bundle.v1.bundle_pb2 import Blob, Bundle, BundleContents, CollectGarbageResponse, ImportResult, Lease
+from kiln.bundle.v1.bundle_pb2 import (
+    Blob,
+    Bundle,
+    BundleContents,
+    CollectGarbageResponse,
+    GoldenCheck,
+    ImportResult,
+    Lease,
+)
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
@@ -45,6 +53,7 @@ def bundle_view(bundle: Bundle) -> RenderableType:
             ("graph ABI", bundle.graph_abi_digest),
             ("size", decimal(bundle.size_bytes)),
             ("created", _create_time(bundle)),
+            ("golden check", enum_name(GoldenCheck.DESCRIPTOR, bundle.golden_check)),
         )
     )
     blobs = _blobs_view("blob", bundle.blobs)

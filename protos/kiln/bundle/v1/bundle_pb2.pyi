@@ -49,6 +49,34 @@ BUNDLE_CONTENTS_WEIGHTS: BundleContents.ValueType  # 3
 """Weights only: LoadWeights."""
 Global___BundleContents: _TypeAlias = BundleContents  # noqa: Y015
 
+class _GoldenCheck:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GoldenCheckEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GoldenCheck.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GOLDEN_CHECK_UNSPECIFIED: _GoldenCheck.ValueType  # 0
+    """Not told."""
+    GOLDEN_CHECK_NONE: _GoldenCheck.ValueType  # 1
+    """No check is recorded."""
+    GOLDEN_CHECK_EXECUTABLES: _GoldenCheck.ValueType  # 2
+    """The executables of the bundle, or of the bundle that its weights were made for."""
+    GOLDEN_CHECK_XLA_CPU: _GoldenCheck.ValueType  # 3
+    """XLA on the compiler's CPU, from the submodels that the executables were made of: there was no device to run them."""
+
+class GoldenCheck(_GoldenCheck, metaclass=_GoldenCheckEnumTypeWrapper):
+    """GoldenCheck is what computed the numbers that were compared with the reference before the bundle was published."""
+
+GOLDEN_CHECK_UNSPECIFIED: GoldenCheck.ValueType  # 0
+"""Not told."""
+GOLDEN_CHECK_NONE: GoldenCheck.ValueType  # 1
+"""No check is recorded."""
+GOLDEN_CHECK_EXECUTABLES: GoldenCheck.ValueType  # 2
+"""The executables of the bundle, or of the bundle that its weights were made for."""
+GOLDEN_CHECK_XLA_CPU: GoldenCheck.ValueType  # 3
+"""XLA on the compiler's CPU, from the submodels that the executables were made of: there was no device to run them."""
+Global___GoldenCheck: _TypeAlias = GoldenCheck  # noqa: Y015
+
 @_typing.final
 class Bundle(_message.Message):
     """Bundle is one version of a bundle."""
@@ -66,6 +94,7 @@ class Bundle(_message.Message):
     BLOBS_FIELD_NUMBER: _builtins.int
     CONTENTS_FIELD_NUMBER: _builtins.int
     REFERRERS_FIELD_NUMBER: _builtins.int
+    GOLDEN_CHECK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that versions share: lower-case letters, digits, '.', '_', '-'."""
     version: _builtins.int
@@ -80,6 +109,8 @@ class Bundle(_message.Message):
     """The config blob, canonical JSON: what the runtime reads. Only in GetBundle."""
     contents: Global___BundleContents.ValueType
     """What it can be used for."""
+    golden_check: Global___GoldenCheck.ValueType
+    """Whether it was compared with the reference, and by what. Only in GetBundle."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the version was created."""
@@ -112,10 +143,11 @@ class Bundle(_message.Message):
         blobs: _abc.Iterable[Global___Blob] | None = ...,
         contents: Global___BundleContents.ValueType = ...,
         referrers: _abc.Iterable[Global___Blob] | None = ...,
+        golden_check: Global___GoldenCheck.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "blobs", b"blobs", "contents", b"contents", "create_time", b"create_time", "digest", b"digest", "graph_abi_digest", b"graph_abi_digest", "manifest_json", b"manifest_json", "name", b"name", "referrers", b"referrers", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "blobs", b"blobs", "contents", b"contents", "create_time", b"create_time", "digest", b"digest", "golden_check", b"golden_check", "graph_abi_digest", b"graph_abi_digest", "manifest_json", b"manifest_json", "name", b"name", "referrers", b"referrers", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

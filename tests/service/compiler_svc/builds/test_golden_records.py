@@ -12,7 +12,7 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from bundle.layout import Layout
 from bundle.reader import open_bundle
 from bundle.referrers import list_referrers, read_referrer
-from compiler_svc.builds.build_record import GOLDEN_TYPE
+from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, read_refusal, response_of
@@ -111,4 +111,6 @@ async def check_record(client: Client, home: Path) -> None:
         ("context_encoding_8", 8, 12),
     ]
     described = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref=result.digest))
+    assert described.bundle.golden_check == bundle_pb2.GOLDEN_CHECK_EXECUTABLES
+    assert record["method"] == "executables"
     assert "golden.json" in [one.title for one in described.bundle.referrers]

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.layout import Layout
@@ -17,6 +18,7 @@ from bundle.referrers import list_referrers, read_referrer
 from bundle.verification import BlobVerifier
 from compiler_svc.builds.neuron_files import COMPANION_TYPES
 from compiler_svc.lower.neuron.hlo import read_hlo
+from compiler_svc.records import GOLDEN_TYPE
 from tests.neuron.standin import VERSIONS, make_interpreter
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, read_refusal, refusal, response_of
@@ -33,6 +35,8 @@ CONFIG = {
     "cc_pipeline_tiling_factor": 4,
     "scratchpad_page_size": 512,
 }
+#: Two ranks, which return tokens only.
+GREEDY_PAIR = {"tp_degree": 2, "on_device_sampling_config": {}}
 TAGS = ["context_encoding_8", "token_generation_32"]
 
 
@@ -48,7 +52,8 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         result = response_of(await compile_tiny(client))
         assert [one.tag for one in result.executables] == TAGS
         assert {one.cache for one in result.executables} == {pb.CACHE_RESULT_MISS}
-        assert any("not compared with the reference" in warning for warning in result.warnings)
+        assert any("are not compared with the reference" in warning for warning in result.warnings)
+        assert await read_golden_check(client, result.digest) == bundle_pb2.GOLDEN_CHECK_NONE
         check_bundle(home, result.digest)
 
         # NEFFs hold a random number: the cache is what makes equal compiles equal.
@@ -62,6 +67,25 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         refused = await plan(client, kv_cache_quant=True)
         assert any("kv_cache_quant: a compile refuses it" in warning for warning in refused.warnings)
         assert {name for name in compiler.libraries() if "torch" in name} == set()
+
+
+async def test_xla_computes_what_is_compared_without_a_core(home: Path, tmp_path: Path) -> None:
+    interpreter = make_interpreter(tmp_path, has_xla=True)
+    async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
+        result = response_of(await compile_tiny(compiler.client, changes=GREEDY_PAIR))
+        assert await read_golden_check(compiler.client, result.digest) == bundle_pb2.GOLDEN_CHECK_XLA_CPU
+    assert any("XLA on the CPU computed" in warning for warning in result.warnings)
+    layout = Layout(home / "store")
+    (referrer,) = list_referrers(layout, result.digest, GOLDEN_TYPE)
+    record = json.loads(read_referrer(layout, referrer.digest))
+    assert record["method"] == "xla_cpu"
+    assert {one["tag"]: one["num_steps"] > 0 for one in record["executables"]} == dict.fromkeys(TAGS, True)
+    assert 0 < record["max_deviation"] < 1e-5, "logits, also of bundles that return tokens"
+
+
+async def read_golden_check(client: Client, digest: str) -> bundle_pb2.GoldenCheck:
+    found = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref=digest))
+    return found.bundle.golden_check
 
 
 async def plan(client: Client, **changes: Any) -> pb.PlanCompileResponse:

@@ -18,8 +18,9 @@ from bundle.oci import TOKENIZER_TYPE
 from bundle.reader import Bundle, open_bundle
 from bundle.referrers import list_referrers, read_referrer
 from bundle.verification import BlobVerifier
-from compiler_svc.builds.build_record import BUILD_TYPE, GOLDEN_TYPE
+from compiler_svc.builds.build_record import BUILD_TYPE
 from compiler_svc.planning.shard_admission import ShardRequest, admit_shard_request
+from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.checkpoints.tokenizer_sources import train_sentencepiece, write_byte_level
 from tests.servers.compiler_process import run_compiler

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
 from compiler_svc.lower.errors import FrontEndNotServed
-from compiler_svc.lower.neuron.request import DEFAULT_FRONT_END, FRONT_ENDS, RESERVED_FRONT_ENDS, find_front_end
+from compiler_svc.lower.neuron.request import FRONT_ENDS, RESERVED_FRONT_ENDS, find_front_end
+from compiler_svc.settings import parse_settings
+from edge.errors import OptionsInvalid
+from targets.neuron import FRONT_END, NEURON_PYTHON
 from tests.repository import ROOT
 
 SOURCES = sorted((ROOT / "compiler_svc").rglob("*.py")) + sorted((ROOT / "targets").rglob("*.py"))
@@ -143,16 +147,33 @@ def test_the_search_finds(source: str, found: list[str]) -> None:
 def test_every_front_end_exists() -> None:
     for name in FRONT_ENDS:
         assert callable(resolve_name(find_front_end(name)))
-    assert DEFAULT_FRONT_END in FRONT_ENDS
+    assert NEURON_PYTHON.read_choice(FRONT_END) in FRONT_ENDS
 
 
 @pytest.mark.parametrize("name", [*RESERVED_FRONT_ENDS, "xla", ""])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(FrontEndNotServed, match=f"got {name!r}; accepted: model_builder") as refused:
         find_front_end(name)
-    assert refused.value.violations[0].field == "front_end"
+    assert refused.value.violations[0].field == "neuron-front-end"
 
 
 def test_the_reserved_name_is_not_served() -> None:
     assert RESERVED_FRONT_ENDS == ("torch_neuron",)
     assert not FRONT_ENDS.keys() & {*RESERVED_FRONT_ENDS}
+
+
+@pytest.mark.parametrize("name", RESERVED_FRONT_ENDS)
+def test_the_compiler_does_not_start_with_the_reserved_name(name: str) -> None:
+    with pytest.raises(OptionsInvalid) as refused:
+        parse_settings(["--store", "store", "--neuron-front-end", name], {})
+    message = str(refused.value)
+    assert "neuron-front-end" in message
+    assert name in message
+    assert all(served in message for served in FRONT_ENDS)
+
+
+def test_the_choice_counts_as_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NEURON_PYTHON.choices[FRONT_END][0], "another")
+    chosen = replace(NEURON_PYTHON, distributions=()).read_versions()
+    assert chosen.pop("neuron.front-end") == "another"
+    assert chosen.keys() == {"neuron.python"}
