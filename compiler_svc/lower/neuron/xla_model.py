@@ -68,10 +68,10 @@ class XlaModel:
             results = self._turns.run([partial(_call, one, given) for one in submodels])
         for submodel, state in zip(submodels, self._state, strict=True):
             state.update({one.name: submodel.module.get_buffer(one.name) for one in submodel.state})
-        # One graph a step, with the new state in it.
+        # All that is pending, outputs and state, is one graph.
         self._sync()
         names = [spec.name for spec in submodels[0].outputs]
-        return {name: torch.stack([result[place] for result in results]).cpu() for place, name in enumerate(names)}
+        return {name: torch.stack([result[place].cpu() for result in results]) for place, name in enumerate(names)}
 
     def _load(self, tag: str) -> list[Submodel]:
         made = [self._make(self._documents[tag]) for _ in self._weights]

@@ -7,7 +7,6 @@ the caller sends a `Model` then, and steps. A named error is an answer; any othe
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,10 +24,10 @@ class Hello(msgspec.Struct, frozen=True):
     """What the interpreter has.
 
     Attributes:
-        xla: Version of torch-xla; empty if it is not there.
+        has_xla: Whether torch-xla is there.
     """
 
-    xla: str
+    has_xla: bool
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +58,7 @@ Answer = XlaResult | Failure
 def main(fd: int) -> None:
     """Answers the caller until it closes the connection."""
     with Connection(fd) as caller:
-        caller.send_bytes(msgspec.msgpack.encode(Hello(_find_version())))
+        caller.send_bytes(msgspec.msgpack.encode(Hello(has_xla=find_spec(PACKAGE) is not None)))
         try:
             order = msgspec.msgpack.decode(caller.recv_bytes(), type=Model)
             model = XlaModel(order.make_module, order.documents, [Path(shard) for shard in order.shards])
@@ -69,13 +68,6 @@ def main(fd: int) -> None:
         except EOFError:
             # The caller has what it wanted, or is gone.
             return
-
-
-def _find_version() -> str:
-    if find_spec(PACKAGE) is None:
-        return ""
-    version: str = import_module(PACKAGE).__version__
-    return version
 
 
 def _answer(model: XlaModel, step: XlaStep) -> Answer:

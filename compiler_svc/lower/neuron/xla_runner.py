@@ -22,18 +22,16 @@ from execution.failure import Failure
 #: What torch-xla reads when it is imported: its device is the host's processor, whatever plug-ins are installed.
 _VARIABLES: Final = {"PJRT_DEVICE": "CPU"}
 
+#: Takes the place of a tag in errors.
+_ALL: Final = "any submodel"
+
 MessageT = TypeVar("MessageT")
 
 
 class XlaRunner:
-    """Submodels of all ranks of a model, in a process with torch-xla. Use `xla_runner`.
+    """Submodels of all ranks of a model, in a process with torch-xla. Use `xla_runner`."""
 
-    Attributes:
-        version: Version of torch-xla.
-    """
-
-    def __init__(self, connection: Connection, version: str, timeout_s: float) -> None:
-        self.version = version
+    def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
 
@@ -79,19 +77,22 @@ def xla_runner(directory: Path, *, timeout_s: float) -> Iterator[XlaRunner | Non
     own, theirs = Pipe()
     command = make_command(xla_process.__name__, str(theirs.fileno()))
     with own:
-        with theirs:
-            process = subprocess.Popen(
-                command,
-                env=make_environment(directory) | _VARIABLES,
-                stdin=subprocess.DEVNULL,
-                # What packages print belongs into the log.
-                stdout=2,
-                cwd=directory,
-                pass_fds=[theirs.fileno()],
-            )
         try:
-            hello = _receive(own, Hello, "anything", timeout_s)
-            yield XlaRunner(own, hello.xla, timeout_s) if hello.xla else None
+            with theirs:
+                process = subprocess.Popen(
+                    command,
+                    env=make_environment(directory) | _VARIABLES,
+                    stdin=subprocess.DEVNULL,
+                    # What packages print belongs into the log.
+                    stdout=2,
+                    cwd=directory,
+                    pass_fds=[theirs.fileno()],
+                )
+        except OSError as error:
+            raise XlaRunFailed(_ALL, f"{command[0]} does not start") from error
+        try:
+            hello = _receive(own, Hello, _ALL, timeout_s)
+            yield XlaRunner(own, timeout_s) if hello.has_xla else None
         finally:
             process.kill()
             process.wait()

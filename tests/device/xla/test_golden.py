@@ -46,7 +46,6 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[XlaRunne
     monkeypatch.setenv(NEURON_PYTHON.variable, sys.executable)
     with xla_runner(tmp_path, timeout_s=TIMEOUT_S) as runner:
         assert runner is not None
-        assert runner.version == "2.9.0"
         yield runner
 
 

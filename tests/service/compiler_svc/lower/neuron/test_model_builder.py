@@ -289,6 +289,11 @@ class TestWhatUpstreamRefuses:
              "NCC_EVRF001"),
             ({"error": "exit code 70: NCC_INLA001"}, NeuronCompilerFailed, "NCC_INLA001"),
             ({"error": "exit code 70", "log": "NCC_EOOM002: memory"}, NeuronMemoryExceeded, "NCC_EOOM002"),
+            ({"error": "exit code 70", "log": "NCC_EVRF009 and NCC_EOOM001"}, NeuronMemoryExceeded,
+             "NCC_EOOM001, NCC_EVRF009"),
+            # What no graph shows, or not to us: the compiler's own word for it.
+            ({"error": "NCC_EARG001 NCC_EHCA005 NCC_EVRF052 NCC_EVRF059 NCC_EVRF060 NCC_EVRF065"}, NeuronCompilerFailed,
+             "NCC_EARG001, NCC_EHCA005, NCC_EVRF052, NCC_EVRF059, NCC_EVRF060, NCC_EVRF065"),
             ({"error": "Killed"}, NeuronCompilerFailed, ""),
         ],
     )  # fmt: skip
