@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from bundle.layout import Layout
-from bundle.manifest import Manifest, Tokenizer, Tokens
+from bundle.manifest import Tokenizer, Tokens
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import Bundle, open_bundle
 from bundle.referrers import add_referrer
