@@ -29,11 +29,18 @@ NEFF: Final = ExecutableFormat(
 _TORCH: Final = ("torch",)
 #: What was chosen to make NEFFs of submodels; see `compiler_svc.lower.neuron.request.FRONT_ENDS`.
 FRONT_END: Final = "front-end"
-#: The Python with Neuron's packages. They need another torch than the compiler.
+#: The Python with Neuron's packages, of Neuron SDK 2.31.1. They need another torch than the compiler.
 NEURON_PYTHON: Final = Interpreter(
     name="neuron",
     variable="KILN_COMPILER_NEURON_PYTHON",
-    distributions=("torch", "torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla"),
+    pins=(
+        ("torch", "2.9.0"),
+        ("torch-xla", "2.9.0"),
+        ("torch-neuronx", "2.9.0.2.15.32035"),
+        ("neuronx-distributed", "0.19.28492"),
+        ("neuronx-cc", "2.26.6360.0"),
+        ("libneuronxla", "2.2.17544.0"),
+    ),
     choices={FRONT_END: ("KILN_COMPILER_NEURON_FRONT_END", "model_builder")},
 )
 _COMPILED: Final = (

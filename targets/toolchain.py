@@ -71,15 +71,20 @@ class Interpreter:
     Attributes:
         name: Prefix of its versions' names.
         variable: Environment variable with its path; without it, it is this Python.
-        distributions: Python distributions that it needs.
+        pins: The Python distributions that it needs, each with the version that Kiln was written for.
         choices: How it makes executables, where there are several ways: what is chosen → the environment variable with
             the choice, and the default. They count as versions.
     """
 
     name: str
     variable: str
-    distributions: tuple[str, ...]
+    pins: tuple[tuple[str, str], ...]
     choices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Names of the distributions."""
+        return tuple(name for name, _ in self.pins)
 
     def find(self) -> str:
         """Returns its path."""
@@ -94,17 +99,25 @@ class Interpreter:
         """Makes the environment in which it runs: this process's, without what would show it other distributions."""
         return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
+    def list_versions(self) -> Mapping[str, str | None]:
+        """Reads the version of Python as `python`, and those of the distributions, None for those that it lacks.
+
+        Raises:
+            NeuronToolchainMissing: It does not start.
+        """
+        path = self.find()
+        return self._read_own_versions() if path == sys.executable else self._ask_versions(path)
+
     def read_versions(self) -> Mapping[str, str]:
         """Reads the version of Python, those of the distributions, and the choices, by name.
 
         Raises:
             NeuronToolchainMissing: It does not start, or lacks a distribution.
         """
-        path = self.find()
-        versions = self._read_own_versions() if path == sys.executable else self._ask_versions(path)
+        versions = dict(self.list_versions())
         missing = [name for name, version in versions.items() if version is None]
         if missing:
-            raise NeuronToolchainMissing(path, ", ".join(missing))
+            raise NeuronToolchainMissing(self.find(), ", ".join(missing))
         versions |= {name: self.read_choice(name) for name in self.choices}
         return {f"{self.name}.{name}": version for name, version in versions.items() if version is not None}
 

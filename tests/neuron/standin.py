@@ -7,18 +7,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from targets.neuron import NEURON_PYTHON
 from tests.repository import ROOT
 
 SITE = ROOT / "tests/neuron/site"
 #: Has the double of torch-xla, by which submodels run.
 XLA_SITE = ROOT / "tests/neuron/xla_site"
-VERSIONS = {
-    "torch-xla": "2.9.0",
-    "torch-neuronx": "2.9.0.2.15.32035",
-    "neuronx-distributed": "0.19.28492",
-    "neuronx-cc": "2.26.6360.0",
-    "libneuronxla": "2.2.17544.0",
-}
+VERSIONS = dict(NEURON_PYTHON.pins)
 
 
 def make_interpreter(directory: Path, versions: Mapping[str, str] = VERSIONS, *, has_xla: bool = False) -> Path:

@@ -30,6 +30,19 @@ class InstanceInfo(ctypes.Structure):
     _fields_ = [("family", c_uint32), ("size", c_uint32), ("arch_name", c_char * 16), ("device_revision", c_char * 8)]
 
 
+class Version(ctypes.Structure):
+    """Version of the library: `nrt_version_t` of nrt_version.h."""
+
+    _fields_ = [
+        ("major", c_uint64),
+        ("minor", c_uint64),
+        ("patch", c_uint64),
+        ("maintenance", c_uint64),
+        ("detail", c_char * 128),
+        ("git_hash", c_char * 64),
+    ]
+
+
 class MemoryStats(ctypes.Structure):
     """Memory of a logical core, in bytes: `nrt_vnc_memory_stats_t` of nrt.h."""
 
@@ -88,7 +101,7 @@ def open_library() -> ctypes.CDLL:
     Raises:
         NeuronLibraryMissing: The library is not installed, or lacks a call.
     """
-    library = _find_library()
+    library = find_library()
     for calls, result in ((STATUS_CALLS, c_int), (VOID_CALLS, None)):
         for name, arguments in calls.items():
             try:
@@ -99,10 +112,28 @@ def open_library() -> ctypes.CDLL:
     return library
 
 
-def _find_library() -> ctypes.CDLL:
+def find_library() -> ctypes.CDLL:
+    """Loads libnrt without declaring its calls.
+
+    Raises:
+        NeuronLibraryMissing: The library is not installed.
+    """
     for name in LIBRARIES:
         try:
             return ctypes.CDLL(name)
         except OSError as error:
             last = error
     raise NeuronLibraryMissing(f"{LIBRARIES[0]} cannot be loaded") from last
+
+
+def read_version(library: ctypes.CDLL) -> str | None:
+    """Reads the library's version, such as `2.33.10.0`; None if it does not say."""
+    version = Version()
+    try:
+        call = library.nrt_get_version
+    except AttributeError:
+        return None
+    call.argtypes, call.restype = (POINTER(Version), c_size_t), c_int
+    if call(ctypes.byref(version), ctypes.sizeof(version)):
+        return None
+    return f"{version.major}.{version.minor}.{version.patch}.{version.maintenance}"

@@ -44,7 +44,6 @@ typedef struct nrt_tensor_batch nrt_tensor_batch_t;
 typedef struct nrt_tensor_device_allocation_info nrt_tensor_device_allocation_info_t;
 typedef struct nrt_ucode_info nrt_ucode_info;
 typedef struct nrt_model_info nrt_model_info_t;
-typedef struct nrt_version nrt_version_t;
 typedef void (*NRT_ASYNC_EXEC_STATUS_CALLBACK)(void *, uint32_t, uint32_t, uint64_t, NRT_STATUS);
 
 typedef struct {
@@ -72,6 +71,12 @@ typedef struct {
     uint64_t tensor_count;
     nrt_tensor_info_t tensor_array[];
 } nrt_tensor_info_array_t;
+
+typedef struct {
+    uint64_t rt_major, rt_minor, rt_patch, rt_maintenance;
+    char rt_detail[128];
+    char git_hash[64];
+} nrt_version_t;
 
 #include "recorded.h"
 
@@ -110,6 +115,7 @@ typedef struct {
 struct nrt_model {
     int32_t num_tensors;
     size_t bytes;
+    char *answer; /* what every run returns, in place of what the toy computes; NULL: the toy computes */
     toy_tensor_t tensors[MAX_TENSORS];
 };
 

@@ -18,6 +18,7 @@ from kiln_client.cli.deployments import (
     status_command,
     unload_command,
 )
+from kiln_client.cli.doctor import doctor_command
 from kiln_client.cli.generate import generate_command, tokenize_command
 from kiln_client.cli.operations import operations_group
 from kiln_client.cli.output import Output
@@ -60,6 +61,7 @@ for _command in (
     logs_command,
     down_command,
     up_command,
+    doctor_command,
     token_command,
     compile_command,
     plan_command,

@@ -2,15 +2,18 @@
 
 `trace` runs the module on tensors without memory, so that it finds what upstream's tracer finds: inputs that nothing
 uses, tensors that are written in place, buffers that are assigned anew. `compile` writes a file that is a NEFF by its
-header and its archive, or fails as the file that KILN_TEST_NEURONX_CC names says.
+header and its archive, or does as the file that KILN_TEST_NEURONX_CC names says: it fails, or its NEFF always returns
+the row of numbers that the file has for its tag.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import signal
+import struct
 import uuid
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ from tests.neuron.graphs import render_hlo
 from tests.neuron.neff_files import make_neff
 
 _MODULE = "neuronx_distributed.trace.functions"
+#: libnrt's types by metaneff's.
+NRT_DTYPES = {1: 0xA, 2: 0x8}
 #: What NEFFs call the generations of cores; only trn2's has been seen.
 ARCHITECTURES = {"trn2": "cayman", "trn1": "trn1", "inf2": "inf2", "trn3": "trn3"}
 
@@ -131,13 +136,32 @@ def compile(hlo_module: Any, metaneff: Any, compiler_workdir: str, compiler_args
         target = next(flag.partition("=")[2] for flag in compiler_args.split() if flag.startswith("--target="))
         (directory / "compiler_args.txt").write_text(compiler_args)
         # NEFFs hold a random number: equal graphs give other bytes.
-        drawn = {"./uuid": uuid.uuid4().bytes}
+        files = {"./uuid": uuid.uuid4().bytes}
+        if key in (answers := orders.get("answers", {})):
+            files |= answer_always(metaneff, answers[key])
         neff = directory / "graph.neff"
-        neff.write_bytes(make_neff(drawn, architecture=ARCHITECTURES[target], fields={"lnc_size": lnc}))
+        neff.write_bytes(make_neff(files, architecture=ARCHITECTURES[target], fields={"lnc_size": lnc}))
         (directory / "metaneff.pb").write_bytes(metaneff.SerializeToString())
     except Exception as error:
         raise RuntimeError(f"Compilation failed for {key}") from error
     return CompilationArtifacts(neff_filepath=str(neff))
+
+
+def answer_always(metaneff: Any, row: list[float]) -> dict[str, bytes]:
+    """Files of a NEFF with which the stand-in for libnrt returns one row for every row of its output, state aside."""
+    aliases = {output: metaneff.input_tensors[place] for output, place in metaneff.output_aliases_to.items()}
+    lines = [f"input {render_tensor(one, '-')}" for one in metaneff.input_tensors]
+    for place, one in enumerate(metaneff.output_tensors):
+        alias = aliases[place].name.decode() if place in aliases else "-"
+        lines.append(f"output {render_tensor(one, alias)}")
+    (answered,) = (one for place, one in enumerate(metaneff.output_tensors) if place not in aliases)
+    num_rows = math.prod(answered.shape) // len(row)
+    return {"toy.txt": "\n".join(lines).encode(), "answer.bin": struct.pack(f"{len(row)}f", *row) * num_rows}
+
+
+def render_tensor(one: Any, alias: str) -> str:
+    shape = " ".join(map(str, one.shape))
+    return f"{one.name.decode()} answer {alias} {NRT_DTYPES[one.data_type]} {len(one.shape)} {shape}"
 
 
 def _obey(orders: dict[str, str]) -> None:

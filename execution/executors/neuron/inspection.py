@@ -1,0 +1,171 @@
+"""`python -m execution.executors.neuron.inspection WHAT TARGET`: the driver, the library or the cores of this host.
+
+Each core is tried in a process of its own, which has it until it ends. What this prints, `targets.finding` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bundle.errors import KilnError
+from bundle.manifest import Target
+from execution.device_errors import DeviceBusy, DeviceUnsuitable, NeuronLibraryMissing
+from execution.executors.neuron.device import LOGICAL_CORE_SIZE, VISIBLE_CORES, open_device
+from execution.executors.neuron.library import (
+    LIBRARIES,
+    STATUS_CALLS,
+    VOID_CALLS,
+    find_library,
+    open_library,
+    read_version,
+)
+from execution.executors.neuron.status import describe_status
+from targets.finding import DRIVER_PACKAGE, LIBRARY_PACKAGES, Finding, print_finding, print_progress
+from targets.registry import TARGETS
+
+_INSTALL_LIBRARY: Final = f"sudo apt-get install --yes {LIBRARY_PACKAGES}"
+_SHOW_CORES: Final = "neuron-ls"
+_READ_KERNEL_LOG: Final = "sudo dmesg | grep -i neuron | tail"
+
+
+def inspect_driver(root: Path) -> Finding:
+    """Looks for the device files, and for the kernel module that makes them.
+
+    Args:
+        root: Stands for `/`.
+    """
+    files = sorted(root.glob("dev/neuron[0-9]*"))
+    module = root / "sys/module/neuron"
+    version_file = module / "version"
+    version = version_file.read_text().strip() if version_file.exists() else None
+    details = {"devices": [f"/{file.relative_to(root)}" for file in files], "driver": version}
+    if not files and not module.exists():
+        advice = f"sudo apt-get install --yes linux-headers-$(uname -r) {DRIVER_PACKAGE} && sudo modprobe neuron"
+        summary = "no device file /dev/neuron*, and the kernel module neuron is not loaded"
+        return Finding(ok=False, summary=summary, advice=advice, details=details)
+    if not files:
+        summary = "the kernel module neuron is loaded, but there is no device file /dev/neuron*"
+        advice = (
+            "use an inf2, trn1, trn2 or trn3 instance; give a container its devices: docker run --device=/dev/neuron0"
+        )
+        return Finding(ok=False, summary=summary, advice=advice, details=details)
+    locked = [f"/{file.relative_to(root)}" for file in files if not os.access(file, os.R_OK | os.W_OK)]
+    if locked:
+        summary = f"this user may not read and write {', '.join(locked)}"
+        return Finding(ok=False, summary=summary, advice=f"ls -l {' '.join(locked)}", details=details)
+    counted = f"{len(files)} device{'s' if len(files) > 1 else ''}"
+    return Finding(ok=True, summary=f"{counted}, driver {version or 'of unknown version'}", details=details)
+
+
+def inspect_library() -> Finding:
+    """Loads libnrt and looks for every call that a rank makes."""
+    try:
+        library = find_library()
+    except NeuronLibraryMissing:
+        summary = f"{LIBRARIES[0]} is neither where the loader looks nor in {Path(LIBRARIES[1]).parent}"
+        return Finding(ok=False, summary=summary, advice=_INSTALL_LIBRARY)
+    version = read_version(library)
+    names = (*STATUS_CALLS, *VOID_CALLS)
+    missing = [name for name in names if not hasattr(library, name)]
+    details = {"version": version, "missing": missing}
+    described = f"libnrt {version or 'of unknown version'}"
+    if missing:
+        summary = f"{described} has no {', '.join(missing)}"
+        advice = f"sudo apt-get install --yes --only-upgrade {LIBRARY_PACKAGES}"
+        return Finding(ok=False, summary=summary, advice=advice, details=details)
+    return Finding(ok=True, summary=f"{described} with all {len(names)} calls that Kiln makes", details=details)
+
+
+def inspect_cores(target: Target) -> Finding:
+    """Counts the logical cores, and takes each one for a moment."""
+    count = ctypes.c_uint32()
+    # libnrt counts logical cores of this size.
+    os.environ[LOGICAL_CORE_SIZE] = str(target.lnc)
+    try:
+        library = open_library()
+    except NeuronLibraryMissing as error:
+        return Finding(ok=False, summary=str(error), advice=_INSTALL_LIBRARY)
+    code = library.nrt_get_total_vnc_count(ctypes.byref(count))
+    if code:
+        summary = f"nrt_get_total_vnc_count ended with {describe_status(code).name} ({code})"
+        return Finding(ok=False, summary=summary, advice=_SHOW_CORES)
+    total, tried = count.value, []
+    for core in range(total):
+        print_progress(f"core {core} of {total}")
+        tried.append(_try_core(core, target))
+    free = [core for core, one in enumerate(tried) if one["state"] == "free"]
+    busy = [core for core, one in enumerate(tried) if one["state"] == "busy"]
+    failed = {core: one for core, one in enumerate(tried) if one["state"] == "failed"}
+    details = {"total": total, "lnc": target.lnc, "free": free, "busy": busy, "failed": failed}
+    counted = f"{total} logical cores of {target.lnc} physical each (LNC {target.lnc}), {len(free)} free"
+    if failed:
+        core, one = next(iter(failed.items()))
+        summary = f"{counted}; core {core}: {one['message']}"
+        return Finding(ok=False, summary=summary, advice=one["advice"], details=details)
+    if not free:
+        summary = counted if total else "libnrt sees no core"
+        return Finding(ok=False, summary=summary, advice=f"end what {_SHOW_CORES} shows on them", details=details)
+    memory_bytes = min(int(tried[core]["free_bytes"]) for core in free)
+    details = details | {"free_bytes": memory_bytes}
+    return Finding(ok=True, summary=f"{counted}, {memory_bytes / (1 << 30):.1f} GiB each", details=details)
+
+
+def try_core(target: Target) -> Mapping[str, object]:
+    """Takes the one core that this process sees, until the process ends."""
+    try:
+        return {"state": "free", "free_bytes": open_device(target).free_bytes}
+    except DeviceBusy as error:
+        return {"state": "busy", "message": str(error)}
+    except DeviceUnsuitable as error:
+        (violation,) = error.violations
+        advice = f"kiln doctor --target {violation.accepted}" if violation.accepted in TARGETS else _SHOW_CORES
+        return {"state": "failed", "message": str(violation), "advice": advice}
+    except KilnError as error:
+        return {"state": "failed", "message": str(error), "advice": _READ_KERNEL_LOG}
+
+
+def _try_core(core: int, target: Target) -> Mapping[str, Any]:
+    command = [sys.executable, "-m", __spec__.name, "core", target.kind]
+    environment = os.environ | {VISIBLE_CORES: str(core)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = ended.stdout.splitlines()
+    if ended.returncode or not lines:
+        last = ended.stderr.strip().splitlines()[-1:]
+        message = f"exit code {ended.returncode}: {' '.join(last)}".strip(": ")
+        return {"state": "failed", "message": message, "advice": _READ_KERNEL_LOG}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def main() -> None:
+    """Prints what the first argument names."""
+    kinds = [target.kind for target in TARGETS.values() if target.core_bytes is not None]
+    parser = argparse.ArgumentParser(prog="inspection")
+    parser.add_argument("what", choices=("driver", "library", "cores", "core"))
+    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("--root", type=Path, default=Path("/"), help="directory that stands for /")
+    options = parser.parse_args()
+    size = os.environ.get(LOGICAL_CORE_SIZE, "")
+    lnc = int(size) if size.isdigit() else TARGETS[options.kind].logical_core_size
+    target = Target(kind=options.kind, isa="", lnc=lnc)
+    match options.what:
+        case "driver":
+            print_finding(inspect_driver(options.root))
+        case "library":
+            print_finding(inspect_library())
+        case "cores":
+            print_finding(inspect_cores(target))
+        case _:
+            sys.stdout.write(f"{json.dumps(try_core(target))}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""`python -m targets.inspection TARGET`: whether this host has the tools that make a target's executables."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from bundle.errors import KilnError
+from targets.errors import IsaUnsupported, NeuronToolchainMissing, ToolchainMissing
+from targets.finding import Finding, print_finding
+from targets.isa import NATIVE
+from targets.registry import TARGETS
+from targets.target import Target
+from targets.toolchain import Interpreter
+
+#: The level whose tools are inspected: the one of compiles that name none.
+_LEVEL: Final = 1
+_PACKAGE_INDEX: Final = "https://pip.repos.neuron.amazonaws.com"
+_ENVIRONMENT: Final = ".venv-neuron"
+
+
+def inspect_tools(target: Target) -> Finding:
+    """Looks for the programs and distributions that lowering calls."""
+    toolchain = target.lowerings[_LEVEL].toolchain
+    if toolchain.interpreter is not None:
+        return inspect_interpreter(toolchain.interpreter)
+    try:
+        isa = target.isas.resolve(NATIVE)
+        versions = toolchain.read_versions()
+    except ToolchainMissing as error:
+        compiler = error.metadata["compiler"]
+        return Finding(ok=False, summary=f"no {compiler} on PATH", advice=f"sudo apt-get install --yes {compiler}")
+    except IsaUnsupported as error:
+        accepted = ", ".join(target.isas.names)
+        advice = f"use a host whose processor has one of {accepted}"
+        return Finding(ok=False, summary=str(error), advice=advice)
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Finding(ok=True, summary=f"{listed}; this processor has {isa}", details={"versions": versions, "isa": isa})
+
+
+def inspect_interpreter(interpreter: Interpreter) -> Finding:
+    """Compares the packages of the other interpreter with the versions that Kiln was written for."""
+    path = interpreter.find()
+    try:
+        found = interpreter.list_versions()
+    except NeuronToolchainMissing:
+        advice = f"set {interpreter.variable} to a Python 3.11 to 3.13, or give it as --neuron-python"
+        return Finding(ok=False, summary=f"{path} does not start", advice=advice)
+    details = {"interpreter": path, "versions": dict(found), "pins": dict(interpreter.pins)}
+    missing = [name for name, _ in interpreter.pins if found[name] is None]
+    faults = [f"it lacks {', '.join(missing)}"] if missing else []
+    # A build of torch for the CPU alone has a suffix.
+    faults += [
+        f"{name} {held}, needed {version}"
+        for name, version in interpreter.pins
+        if (held := found[name]) is not None and held.partition("+")[0] != version
+    ]
+    if not faults:
+        return Finding(
+            ok=True, summary=f"{len(interpreter.pins)} packages at their versions in {path}", details=details
+        )
+    advice = _install(path)
+    if path == sys.executable:
+        # Its torch is another one, which the compiler needs.
+        other = f"{_ENVIRONMENT}/bin/python"
+        advice = f"python3.11 -m venv {_ENVIRONMENT} && {_install(other)} && export {interpreter.variable}=$PWD/{other}"
+    return Finding(ok=False, summary=f"{path}: {'; '.join(faults)}", advice=advice, details=details)
+
+
+def _install(python: str) -> str:
+    return f"{python} -m pip install --extra-index-url {_PACKAGE_INDEX} ./neuron_lowering"
+
+
+def main(kind: str) -> None:
+    """Prints the finding."""
+    target = next((one for one in TARGETS.values() if one.kind == kind), None)
+    if target is None:
+        sys.exit(f"target: got {kind!r}; accepted: {', '.join(TARGETS)}")
+    try:
+        print_finding(inspect_tools(target))
+    except KilnError as error:
+        print_finding(Finding(ok=False, summary=str(error), advice="repair what the message names"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
