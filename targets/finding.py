@@ -6,11 +6,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final
-
-#: The apt packages of Neuron's driver and libraries. docs/operations.md says how to configure their repository.
-DRIVER_PACKAGE: Final = "aws-neuronx-dkms"
-LIBRARY_PACKAGES: Final = "aws-neuronx-runtime-lib aws-neuronx-collectives"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,10 @@ NEURON_PYTHON: Final = Interpreter(
     ),
     choices={FRONT_END: ("KILN_COMPILER_NEURON_FRONT_END", "model_builder")},
 )
+#: Packages of Neuron's apt repository, of the same SDK: the driver of hosts; what ranks load, and what several ranks of
+#: one bundle load besides.
+DRIVER_PACKAGE: Final = ("aws-neuronx-dkms", "2.29.0.0")
+LIBRARY_PACKAGES: Final = (("aws-neuronx-runtime-lib", "2.33.10.0"), ("aws-neuronx-collectives", "2.33.10.0"))
 _COMPILED: Final = (
     Lowering(
         format=NEFF,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from targets.neuron import NEURON_PYTHON
+from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES, NEURON_PYTHON
 from tests.repository import ROOT
 
 IN_PLACE = ["bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc"]
@@ -100,6 +100,8 @@ def test_what_lowers_for_neuron_has_neurons_torch_and_no_other() -> None:
     assert pinned["torch"] == pinned["torch-xla"] == "2.9.0"
     assert dict(NEURON_PYTHON.pins) == pinned, "each version is part of the action digest"
     page = (ROOT / "README.md").read_text()
+    packages = (DRIVER_PACKAGE, *LIBRARY_PACKAGES)
+    assert [name for name, version in packages if f'"{name}={version}*"' not in page] == []
     assert [name for name, version in NEURON_PYTHON.pins if f"{name} {version}" not in page.replace("\n", " ")] == []
     code = (
         "import importlib, json, sys\n"

@@ -28,10 +28,11 @@ from execution.executors.neuron.library import (
     read_version,
 )
 from execution.executors.neuron.status import describe_status
-from targets.finding import DRIVER_PACKAGE, LIBRARY_PACKAGES, Finding, print_finding, print_progress
+from targets.finding import Finding, print_finding, print_progress
+from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES
 from targets.registry import TARGETS
 
-_INSTALL_LIBRARY: Final = f"sudo apt-get install --yes {LIBRARY_PACKAGES}"
+
 _SHOW_CORES: Final = "neuron-ls"
 _READ_KERNEL_LOG: Final = "sudo dmesg | grep -i neuron | tail"
 
@@ -48,7 +49,7 @@ def inspect_driver(root: Path) -> Finding:
     version = version_file.read_text().strip() if version_file.exists() else None
     details = {"devices": [f"/{file.relative_to(root)}" for file in files], "driver": version}
     if not files and not module.exists():
-        advice = f"sudo apt-get install --yes linux-headers-$(uname -r) {DRIVER_PACKAGE} && sudo modprobe neuron"
+        advice = f"{_install(DRIVER_PACKAGE)} linux-headers-$(uname -r) && sudo modprobe neuron"
         summary = "no device file /dev/neuron*, and the kernel module neuron is not loaded"
         return Finding(ok=False, summary=summary, advice=advice, details=details)
     if not files:
@@ -71,7 +72,7 @@ def inspect_library() -> Finding:
         library = find_library()
     except NeuronLibraryMissing:
         summary = f"{LIBRARIES[0]} is neither where the loader looks nor in {Path(LIBRARIES[1]).parent}"
-        return Finding(ok=False, summary=summary, advice=_INSTALL_LIBRARY)
+        return Finding(ok=False, summary=summary, advice=_install(*LIBRARY_PACKAGES))
     version = read_version(library)
     names = (*STATUS_CALLS, *VOID_CALLS)
     missing = [name for name in names if not hasattr(library, name)]
@@ -79,8 +80,7 @@ def inspect_library() -> Finding:
     described = f"libnrt {version or 'of unknown version'}"
     if missing:
         summary = f"{described} has no {', '.join(missing)}"
-        advice = f"sudo apt-get install --yes --only-upgrade {LIBRARY_PACKAGES}"
-        return Finding(ok=False, summary=summary, advice=advice, details=details)
+        return Finding(ok=False, summary=summary, advice=_install(*LIBRARY_PACKAGES), details=details)
     return Finding(ok=True, summary=f"{described} with all {len(names)} calls that Kiln makes", details=details)
 
 
@@ -92,7 +92,7 @@ def inspect_cores(target: Target) -> Finding:
     try:
         library = open_library()
     except NeuronLibraryMissing as error:
-        return Finding(ok=False, summary=str(error), advice=_INSTALL_LIBRARY)
+        return Finding(ok=False, summary=str(error), advice=_install(*LIBRARY_PACKAGES))
     code = library.nrt_get_total_vnc_count(ctypes.byref(count))
     if code:
         summary = f"nrt_get_total_vnc_count ended with {describe_status(code).name} ({code})"
@@ -143,6 +143,11 @@ def _try_core(core: int, target: Target) -> Mapping[str, Any]:
         return {"state": "failed", "message": message, "advice": _READ_KERNEL_LOG}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
+
+
+def _install(*packages: tuple[str, str]) -> str:
+    """The command that installs packages at their versions, which go on with a hash."""
+    return " ".join(["sudo apt-get install --yes", *(f'"{name}={version}*"' for name, version in packages)])
 
 
 def main() -> None:

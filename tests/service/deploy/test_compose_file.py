@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dockerfile
 import pytest
@@ -132,6 +133,48 @@ def test_the_service_is_restarted_and_has_no_privileges(name: str) -> None:
     service = resolve(COMPOSE)["services"][name]
     assert (service["restart"], service["init"], service["cap_drop"]) == ("unless-stopped", True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+class TestNeuron:
+    """The profile `neuron`: both services once more, with Neuron's packages and devices."""
+
+    def services(self, **variables: str) -> dict[str, Any]:
+        services: dict[str, Any] = resolve(COMPOSE, COMPOSE_PROFILES="neuron", **variables)["services"]
+        return services
+
+    def test_they_start_only_when_they_are_asked_for(self) -> None:
+        assert {*resolve(COMPOSE)["services"]} == {"issuer", *SERVICES}
+        assert {*self.services()} == {"issuer", *SERVICES, *(f"{name}-neuron" for name in SERVICES)}
+
+    @pytest.mark.parametrize("name", SERVICES)
+    def test_they_differ_in_the_image_and_the_devices(self, name: str) -> None:
+        services = self.services()
+        plain, neuron = services[name], services[f"{name}-neuron"]
+        others = {"image", "build", "profiles", "command", "devices", "depends_on"}
+        assert {key: value for key, value in neuron.items() if key not in others} == {
+            key: value for key, value in plain.items() if key not in others
+        }
+        assert neuron["build"]["additional_contexts"] == {plain["image"]: f"service:{name}"}
+        assert neuron["build"]["dockerfile"] == f"deploy/{name}-neuron.Dockerfile"
+
+    def test_the_compiler_needs_no_device(self) -> None:
+        compiler = self.services()["compiler-neuron"]
+        assert "devices" not in compiler
+        assert parse_compiler(compiler["command"]).store == parse_compiler(self.services()["compiler"]["command"]).store
+
+    def test_the_runtime_has_its_target_and_its_device(self) -> None:
+        runtime = self.services(KILN_NEURON_TARGET="inf2", KILN_NEURON_DEVICE="/dev/neuron3", KILN_CORES="2")[
+            "runtime-neuron"
+        ]
+        settings = parse_runtime(runtime["command"])
+        assert (settings.target, settings.num_cores) == ("inf2", 2)
+        assert settings.compiler.address == "compiler-neuron:50051"
+        assert [device["source"] for device in runtime["devices"]] == ["/dev/neuron3"]
+        assert parse_runtime(self.services()["runtime-neuron"]["command"]).target == "trn2"
+        words = [word for word in runtime["command"] if not word.startswith(("--target=", "--compiler="))]
+        plain = self.services(KILN_CORES="2")["runtime"]["command"]
+        assert words == [word for word in plain if not word.startswith("--compiler=")]
+        assert runtime["depends_on"]["compiler-neuron"]["condition"] == "service_healthy"
 
 
 def test_what_may_be_set(tmp_path: Path) -> None:

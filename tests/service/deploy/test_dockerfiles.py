@@ -10,18 +10,26 @@ from pathlib import Path
 import dockerfile
 import pytest
 
+from execution.executors.neuron.library import LIBRARIES
+from targets.neuron import LIBRARY_PACKAGES, NEURON_PYTHON
 from tests.repository import ROOT
 from tests.service.deploy.build_context import BuildContext
 
 SERVICES = ["compiler", "runtime"]
-FILES = {name: ROOT / "deploy" / f"{name}.Dockerfile" for name in SERVICES}
+#: Each adds to the image of its service.
+NEURON = [f"{name}-neuron" for name in SERVICES]
+FILES = {name: ROOT / "deploy" / f"{name}.Dockerfile" for name in (*SERVICES, *NEURON)}
 
 
 def instructions(name: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     return [(command.cmd, command.flags, command.value) for command in dockerfile.parse_file(str(FILES[name]))]
 
 
-@pytest.mark.parametrize("name", SERVICES)
+def test_no_dockerfile_is_left_out() -> None:
+    assert {*(ROOT / "deploy").glob("*Dockerfile*")} == {*FILES.values()}
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_the_linter_has_nothing_to_say(name: str) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     command = [str(hadolint), "--config", str(ROOT / "deploy/hadolint.yaml"), "--format", "json", str(FILES[name])]
@@ -56,9 +64,45 @@ def test_the_image_runs_this_python_as_an_ordinary_user(name: str) -> None:
     assert [value for command, _, value in described if command == "USER"] == [("10001:10001",)]
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_for_neuron_adds_to_that_of_its_service(service: str) -> None:
+    """Its entrypoint, its environment, its ports and its user stay."""
+    described = instructions(f"{service}-neuron")
+    ((base,), *_) = (value for command, _, value in described if command == "ARG")
+    assert base == f"{service.upper()}_IMAGE=kiln-{service}"
+    assert [value for command, _, value in described if command == "FROM"] == [(f"${{{service.upper()}_IMAGE}}",)]
+    assert [value for command, _, value in described if command == "USER"] == [("0",), ("10001:10001",)]
+    assert {command for command, _, _ in described} <= {"ARG", "FROM", "USER", "ADD", "COPY", "RUN", "ENV"}
+    assert not [value for command, _, value in described if command == "RUN" and "/opt/kiln/" in value[0]]
+
+
+def test_neurons_packages_have_an_environment_of_their_own() -> None:
+    described = instructions("compiler-neuron")
+    ((name, value),) = (value for command, _, value in described if command == "ENV")
+    assert name == NEURON_PYTHON.variable
+    (installed,) = (value[0] for command, _, value in described if command == "RUN" and " install " in value[0])
+    assert installed.startswith(f"{value} -m pip install")
+    assert installed.endswith(" --extra-index-url ${NEURON_INDEX} /src/neuron_lowering")
+    assert ("COPY", (), ("neuron_lowering", "/src/neuron_lowering")) in described
+
+
+def test_the_runtimes_library_is_where_ranks_look_for_it() -> None:
+    ran = [value[0] for command, _, value in instructions("runtime-neuron") if command == "RUN"]
+    assert ran[-1] == f"ls {LIBRARIES[1]}"
+
+
+def test_the_runtimes_packages_have_the_versions_of_the_target() -> None:
+    described = instructions("runtime-neuron")
+    defaults = dict(value[0].split("=", 1) for command, _, value in described if command == "ARG")
+    (installed,) = (value[0] for command, _, value in described if command == "RUN" and "apt-get install" in value[0])
+    for name, value in defaults.items():
+        installed = installed.replace(f"${{{name}}}", value)
+    assert all(f'"{name}={version}*"' in installed for name, version in LIBRARY_PACKAGES)
+
+
 def test_the_context_holds_sources_only(tmp_path: Path) -> None:
     context = BuildContext(ROOT)
-    for folder in ("protos", "execution", "runtime_svc", "compiler_svc"):
+    for folder in ("protos", "execution", "runtime_svc", "compiler_svc", "neuron_lowering"):
         context.copy(folder, tmp_path / folder)
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert not kinds & {".so", ".pyc"}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 _HIDDEN, _INTERMEDIATE, _VOCABULARY = 32, 64, 16
 _SEED: Final = 15
-_LARGEST_WEIGHT: Final = 0.5
+_MAX_WEIGHT: Final = 0.5
 
 #: The checkpoint's `config.json`.
 MODEL_CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
@@ -96,7 +96,7 @@ def write_checkpoint(directory: Path) -> None:
     data = bytearray()
     for name, shape in _SHAPES.items():
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        values = (generator.uniform(-_LARGEST_WEIGHT, _LARGEST_WEIGHT) for _ in range(count))
+        values = (generator.uniform(-_MAX_WEIGHT, _MAX_WEIGHT) for _ in range(count))
         begin = len(data)
         data += struct.pack(f"<{count}f", *values)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, len(data)]}
