@@ -32,7 +32,6 @@ from targets.finding import Finding, print_finding, print_progress
 from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES
 from targets.registry import TARGETS
 
-
 _SHOW_CORES: Final = "neuron-ls"
 _READ_KERNEL_LOG: Final = "sudo dmesg | grep -i neuron | tail"
 

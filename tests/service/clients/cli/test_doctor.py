@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from kiln_client.cli import doctor
+from kiln_client.doctor import checks
+from kiln_client.doctor.checks import CHECKS
 from kiln_client.doctor.one_layer import GOLDEN
 
 from tests.neuron.host import nrt_library
 from tests.neuron.stand_in import make_environment
 from tests.neuron.standin import VERSIONS, make_interpreter
+from tests.repository import ROOT
 from tests.service.clients.conftest import Outcome
 
 __all__ = ["nrt_library"]
 
 Kiln = Callable[..., Outcome]
-Doctor = Callable[..., dict[str, Any]]
 TAGS = ["context_encoding_8", "token_generation_32"]
 DRIVER = "2.29.0.0"
 
@@ -56,6 +64,14 @@ class Host:
     def answer(self, rows: Any) -> None:
         """Says what the NEFFs of the next compile return."""
         self.order(answers={tag: [*row] for tag, row in zip(TAGS, rows, strict=True)})
+
+    def suffer(self, cause: str) -> None:
+        """Sets a variable of the stand-in for libnrt, `NAME=VALUE`, or one fault of its calls."""
+        name, separator, value = cause.partition("=")
+        if separator:
+            self._patch.setenv(name, value)
+        else:
+            self.faults.write_text(f"{cause}\n")
 
     def order(self, **orders: Any) -> None:
         """Says how the next compile ends."""
@@ -93,3 +109,175 @@ def test_every_check_is_ok(kiln: Kiln, host: Host) -> None:
     assert records["packages"]["details"]["pins"] == VERSIONS
     assert records["compile"]["details"]["executables"] == TAGS
     assert records["step"]["details"]["deviation"] < 1e-6
+
+
+class TestDriver:
+    def test_without_it(self, kiln: Kiln, host: Host) -> None:
+        shutil.rmtree(host.root)
+        records = examine(kiln, "--check", "cores", fails="driver")
+        assert records["driver"]["summary"].startswith("no device file /dev/neuron*")
+        assert "aws-neuronx-dkms=" in records["driver"]["advice"]
+        assert (records["cores"]["status"], records["cores"]["summary"]) == ("not_run", "needs driver")
+        assert records["library"]["status"] == "ok"
+
+
+class TestLibrary:
+    def test_without_it(self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(host.root))
+        records = examine(kiln, "--check", "library", fails="library")
+        assert "libnrt.so.1" in records["library"]["summary"]
+        assert "aws-neuronx-runtime-lib=" in records["library"]["advice"]
+
+    def test_without_a_call(self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        library = host.root / "libnrt.so.1"
+        subprocess.run(
+            ["gcc", "-shared", "-x", "c", "-", "-o", library], input=b"int nrt_init(void) { return 0; }", check=True
+        )
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(host.root))
+        records = examine(kiln, "--check", "library", fails="library")
+        missing = records["library"]["details"]["missing"]
+        assert "nrt_init" not in missing
+        assert {"nrt_execute", "nrt_tensor_free"} <= {*missing}
+        assert "libnrt of unknown version has no " in records["library"]["summary"]
+
+
+class TestCores:
+    @staticmethod
+    def hold(core: int, stack: ExitStack) -> None:
+        """Takes a core as another process would."""
+        file = stack.enter_context((Path(os.environ["NRT_STAND_IN_DIRECTORY"]) / f"core-{core}").open("w"))
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+    def test_one_that_another_process_has(self, kiln: Kiln, host: Host) -> None:
+        with ExitStack() as stack:
+            self.hold(0, stack)
+            found = examine(kiln, "--check", "cores")["cores"]
+        assert (found["details"]["free"], found["details"]["busy"]) == ([1], [0])
+        assert found["summary"].startswith("2 logical cores of 2 physical each (LNC 2), 1 free")
+
+    def test_none_is_free(self, kiln: Kiln, host: Host) -> None:
+        with ExitStack() as stack:
+            self.hold(0, stack)
+            self.hold(1, stack)
+            found = examine(kiln, "--check", "cores", fails="cores")["cores"]
+        assert found["details"]["busy"] == [0, 1]
+        assert "neuron-ls" in found["advice"]
+
+    @pytest.mark.parametrize(
+        ("cause", "summary", "advice"),
+        [
+            ("NRT_STAND_IN_FAMILY=2", "target.kind: got trn2; accepted: trn1", "kiln doctor --target trn1"),
+            ("NRT_STAND_IN_CORES=0", "libnrt sees no core", "neuron-ls"),
+            ("nrt_init 6", "core 0: the core cannot go on without a reset: nrt_init ended with NRT_HW_ERROR", "dmesg"),
+            ("nrt_get_total_vnc_count 1", "nrt_get_total_vnc_count ended with NRT_FAILURE", "neuron-ls"),
+        ],
+        ids=["kind", "none", "broken", "uncounted"],
+    )
+    def test_what_is_wrong_with_them(self, kiln: Kiln, host: Host, cause: str, summary: str, advice: str) -> None:
+        host.suffer(cause)
+        found = examine(kiln, "--check", "cores", fails="cores")["cores"]
+        assert summary in found["summary"]
+        assert advice in found["advice"]
+
+    def test_a_size_of_cores_that_the_host_has_set(
+        self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+        assert examine(kiln, "--check", "cores")["cores"]["details"]["lnc"] == 1
+
+    def test_a_library_that_hangs(self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        host.suffer(f"nrt_init wait {host.root / 'never'}")
+        limited = [replace(one, limit_s=1.0) if one.name == "cores" else one for one in CHECKS["trn2"]]
+        monkeypatch.setattr(checks, "CHECKS", {"trn2": limited})
+        found = examine(kiln, "--check", "cores", fails="cores")["cores"]
+        assert found["summary"].startswith("did not end within 1 s")
+        assert [
+            one for one in psutil.Process().children(recursive=True) if "inspection" in " ".join(one.cmdline())
+        ] == []
+
+
+class TestPackages:
+    @pytest.mark.parametrize(
+        ("changes", "summary"),
+        [
+            ({"neuronx-cc": "2.27.5334.0"}, "neuronx-cc 2.27.5334.0, needed 2.26.6360.0"),
+            ({"torch-xla": None, "libneuronxla": None}, "it lacks torch-xla, libneuronxla"),
+        ],
+    )
+    def test_others(self, kiln: Kiln, host: Host, changes: dict[str, str | None], summary: str) -> None:
+        host.install({name: version for name, version in (VERSIONS | changes).items() if version})
+        found = examine(kiln, "--check", "packages", fails="packages")["packages"]
+        assert summary in found["summary"]
+        interpreter = os.environ["KILN_COMPILER_NEURON_PYTHON"]
+        assert found["advice"].startswith(f"{interpreter} -m pip install --extra-index-url https://pip.repos.neuron.")
+
+    def test_an_interpreter_that_does_not_start(self, kiln: Kiln, host: Host) -> None:
+        words = ("--check", "packages", "--neuron-python", "/nowhere/python")
+        found = examine(kiln, *words, fails="packages")["packages"]
+        assert found["summary"] == "/nowhere/python does not start"
+        assert "--neuron-python" in found["advice"]
+
+
+@pytest.mark.slow
+class TestCompileAndStep:
+    def test_a_compiler_that_fails(self, kiln: Kiln, host: Host) -> None:
+        host.order(error="exit code 70", log="[NCC_EVRF007] too many instructions")
+        records = examine(kiln, fails="compile")
+        found = records["compile"]
+        assert found["summary"].startswith("NEURON_COMPILER_FAILED: ")
+        assert "[NCC_EVRF007] too many instructions" in found["summary"]
+        log = Path(found["details"]["log"])
+        assert found["advice"] == f"less {log}"
+        assert "ready" not in log.read_text()
+        assert records["step"]["summary"] == "needs compile"
+        shutil.rmtree(log.parent)
+
+    def test_other_numbers(self, kiln: Kiln, host: Host) -> None:
+        host.answer([GOLDEN[0], [1.1 * logit for logit in GOLDEN[1]]])
+        found = examine(kiln, fails="step")["step"]
+        assert found["summary"].startswith("logits differ by ")
+        assert found["details"]["deviation"] > found["details"]["tolerance"] == 1e-2
+
+    def test_a_core_that_breaks(self, kiln: Kiln, host: Host) -> None:
+        host.suffer("nrt_execute 1202")
+        found = examine(kiln, fails="step")["step"]
+        assert "DEVICE_BROKEN" in found["summary"]
+        shutil.rmtree(Path(found["details"]["log"]).parent)
+
+    def test_cpu(self, kiln: Kiln) -> None:
+        records = examine(kiln, target="cpu")
+        assert [*records] == ["tools", "compile", "step"]
+        assert records["step"]["details"]["deviation"] < 1e-5
+
+
+def test_a_host_without_anything_of_neuron(kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HOST_ROOT", tmp_path)
+    monkeypatch.delenv("KILN_COMPILER_NEURON_PYTHON", raising=False)
+    outcome = kiln("doctor", "--target", "trn2")
+    assert outcome.exit_code == 1
+    results = [line for line in outcome.out.splitlines() if not line.startswith(" ")]
+    assert [line[:19].strip() for line in results[:-1]] == [
+        "failed   driver",
+        "failed   library",
+        "not run  cores",
+        "failed   packages",
+        "not run  compile",
+        "not run  step",
+    ]
+    assert results[-1] == "trn2: 0 ok, 3 failed, 3 not run"
+    assert outcome.out.count("next: ") == 3
+    assert "python3.11 -m venv .venv-neuron && " in outcome.out
+    page = (ROOT / "README.md").read_text()
+    assert [line for line in outcome.out.splitlines()[:5] if line.rstrip() not in page] == []
+
+
+def test_the_tools_of_this_host(kiln: Kiln) -> None:
+    outcome = kiln("doctor", "--check", "tools")
+    assert outcome.out.splitlines()[-1] == "every check for cpu is ok"
+    assert outcome.exit_code == 0
+
+
+def test_a_check_that_there_is_not(kiln: Kiln) -> None:
+    outcome = kiln("doctor", "--check", "cores", "--json")
+    assert outcome.exit_code == 2
+    assert "got cores; accepted for cpu: tools, compile, step" in outcome.error["message"]
