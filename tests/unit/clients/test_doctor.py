@@ -89,11 +89,17 @@ def test_a_check_that_reaches_its_limit_has_failed(tmp_path: Path) -> None:
         await asyncio.Future()
         raise AssertionError("the future has no result")
 
-    checks = [Check(name="one", limit_s=0.05, run=hang), Check(name="two", needs=("one",), limit_s=30, run=hang)]
-    one, two = run(checks, tmp_path)
+    checks = [
+        Check(name="one", limit_s=0.05, run=hang),
+        Check(name="two", needs=("one",), limit_s=30, run=hang),
+        Check(name="three", limit_s=0.05, run=hang, has_logs=True),
+    ]
+    one, two, three = run(checks, tmp_path)
     assert (one.finding.status, one.finding.summary) == ("failed", "did not end within 0.05 s, at: waiting")
     assert one.finding.advice == "kiln doctor --target trn2 --check one"
     assert (two.finding.status, two.finding.summary) == ("not_run", "needs one")
+    assert three.finding.advice == f"less {tmp_path}/*.log"
+    assert three.finding.details, "the directory stays"
 
 
 def test_a_distribution_that_is_not_installed(tmp_path: Path) -> None:

@@ -52,12 +52,14 @@ class Check:
         needs: Names of the checks without which it cannot succeed.
         limit_s: Seconds after which it has failed.
         run: What it does.
+        has_logs: Whether services write logs while it runs.
     """
 
     name: str
     needs: tuple[str, ...] = ()
     limit_s: float
     run: Run
+    has_logs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ async def _step(examination: Examination, earlier: Mapping[str, Finding], on_pro
 
 _CPU_CHECKS: Final = (
     Check(name="tools", limit_s=60, run=_probe(_TOOLS)),
-    Check(name="compile", needs=("tools",), limit_s=600, run=_compile),
-    Check(name="step", needs=("compile",), limit_s=300, run=_step),
+    Check(name="compile", needs=("tools",), limit_s=600, run=_compile, has_logs=True),
+    Check(name="step", needs=("compile",), limit_s=300, run=_step, has_logs=True),
 )
 _NEURON_CHECKS: Final = (
     Check(name="driver", limit_s=30, run=_look_for_driver),
@@ -101,8 +103,8 @@ _NEURON_CHECKS: Final = (
     # Each core is initialized once.
     Check(name="cores", needs=("driver", "library"), limit_s=180, run=_probe(_DEVICES, "cores")),
     Check(name="packages", limit_s=120, run=_probe(_TOOLS)),
-    Check(name="compile", needs=("packages",), limit_s=900, run=_compile),
-    Check(name="step", needs=("cores", "compile"), limit_s=300, run=_step),
+    Check(name="compile", needs=("packages",), limit_s=900, run=_compile, has_logs=True),
+    Check(name="step", needs=("cores", "compile"), limit_s=300, run=_step, has_logs=True),
 )
 #: By target.
 CHECKS: Final[Mapping[str, Sequence[Check]]] = MappingProxyType(
@@ -162,6 +164,9 @@ async def _run_in_time(
     except TimeoutError:
         at = f", at: {last}" if last else ""
         summary = f"did not end within {check.limit_s:g} s{at}"
+        if check.has_logs:
+            logs = f"{examination.trial.directory}/*.log"
+            return Finding(status="failed", summary=summary, advice=f"less {logs}", details={"log": logs})
         advice = f"kiln doctor --target {examination.target} --check {check.name}"
         return Finding(status="failed", summary=summary, advice=advice)
     except KilnError as error:

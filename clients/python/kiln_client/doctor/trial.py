@@ -46,7 +46,11 @@ _CHECKS_BY_REASON: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class OneLayerTrial:
-    """The two checks that need services. They start when a check needs them, and end with this."""
+    """The two checks that need services. They start when a check needs them, and end with this.
+
+    Attributes:
+        directory: Holds all that the services write.
+    """
 
     def __init__(self, directory: Path, target: str, neuron_python: str | None) -> None:
         """Starts nothing yet.
@@ -56,7 +60,7 @@ class OneLayerTrial:
             target: Kind of hardware.
             neuron_python: Python with Neuron's packages; None takes the compiler's default.
         """
-        self._directory = directory
+        self.directory = directory
         self._target = target
         self._neuron_python = neuron_python
         self._services = AsyncExitStack()
@@ -106,19 +110,15 @@ class OneLayerTrial:
 
     async def _start_compiler(self, on_progress: OnProgress) -> None:
         on_progress("starting the compiler")
-        await asyncio.to_thread(write_checkpoint, self._directory / "models" / _NAME)
-        words = ("--store", "--cache", "--model-root")
-        paths = (self._directory / "store", self._directory / "compiler-cache", self._directory / "models")
-        options = [text for pair in zip(words, map(str, paths), strict=True) for text in pair]
-        options += ["--database", f"sqlite:///{self._directory / 'kiln.db'}"]
+        await asyncio.to_thread(write_checkpoint, self.directory / "models" / _NAME)
+        options = self._place({"--store": "store", "--cache": "compiler-cache", "--model-root": "models"})
+        options += ["--database", f"sqlite:///{self.directory / 'kiln.db'}"]
         if self._neuron_python is not None:
             options += ["--neuron-python", self._neuron_python]
         self._compiler_address = await self._start(COMPILER, options)
 
     async def _start_runtime(self, core: int) -> str:
-        words = ("--bundle-store", "--cache", "--state")
-        paths = (self._directory / "store", self._directory / "runtime-cache", self._directory / "state")
-        options = [text for pair in zip(words, map(str, paths), strict=True) for text in pair]
+        options = self._place({"--bundle-store": "store", "--cache": "runtime-cache", "--state": "state"})
         target = [] if self._target == CPU else ["--target", self._target]
         compiler = ["--compiler", self._compiler_address]
         return await self._start(RUNTIME, [*options, *target, *compiler, "--cores", str(core + 1)])
@@ -128,8 +128,12 @@ class OneLayerTrial:
         self._services.push_async_callback(process.stop, _STOP_S)
         return reachable_address(await process.ready(_READY_S, None))
 
+    def _place(self, folders: Mapping[str, str]) -> list[str]:
+        """Makes options of folders, by option."""
+        return [word for option, name in folders.items() for word in (option, str(self.directory / name))]
+
     def _log_path(self, service: str) -> Path:
-        return self._directory / f"{service}.log"
+        return self.directory / f"{service}.log"
 
     def _explain(self, error: KilnError, service: str) -> Finding:
         check = _CHECKS_BY_REASON.get(error.reason)
