@@ -44,13 +44,13 @@ _HEARTBEAT_S: Final = 15.0
 )
 @click.option(
     "--neuron-python",
-    metavar="PATH",
+    type=click.Path(path_type=Path),
     envvar=_NEURON_PYTHON,
     show_envvar=True,
     help="Python with Neuron's packages. Default: the one that runs this command.",
 )
 @local_command
-async def doctor_command(session: Session, *, target: str, names: tuple[str, ...], neuron_python: str | None) -> None:
+async def doctor_command(session: Session, *, target: str, names: tuple[str, ...], neuron_python: Path | None) -> None:
     """Check whether this host compiles for a target and runs what it has compiled.
 
     The command looks for drivers, libraries, cores and packages, compiles a model of one layer, runs it, and compares
@@ -62,11 +62,12 @@ async def doctor_command(session: Session, *, target: str, names: tuple[str, ...
         if name not in known:
             raise click.BadParameter(f"got {name}; accepted for {target}: {', '.join(known)}", param_hint="'--check'")
     output = session.output
-    environment = {} if neuron_python is None else {_NEURON_PYTHON: neuron_python}
+    interpreter = None if neuron_python is None else _absolute(neuron_python)
+    environment = {} if interpreter is None else {_NEURON_PYTHON: interpreter}
     directory = Path(tempfile.mkdtemp(prefix="kiln-doctor-"))
     outcomes: list[Outcome] = []
     try:
-        async with OneLayerTrial(directory, target, neuron_python) as trial:
+        async with OneLayerTrial(directory, target, interpreter) as trial:
             examination = Examination(target, environment, trial, HOST_ROOT)
             with _Progress(output) as progress:
                 checks = choose_checks(target, names)
@@ -103,6 +104,8 @@ class _Progress:
         self._check, self._text, self._begun_s = check.name, "", time.monotonic()
         self._output.event("started", {"check": check.name, "limit_seconds": check.limit_s})
         self._refresh()
+        if self._status is not None:
+            self._status.start()
 
     def show(self, text: str) -> None:
         """Shows what the check does now."""
@@ -114,6 +117,9 @@ class _Progress:
     def end(self, outcome: Outcome) -> None:
         """Shows what a check has found."""
         self._check = ""
+        # While it is shown, it takes standard output, too.
+        if self._status is not None:
+            self._status.stop()
         self._output.event("check", _record(outcome))
         self._output.text(_render(outcome))
 
@@ -132,7 +138,6 @@ class _Progress:
     def __enter__(self) -> Self:
         if self._output.remarks.is_terminal and not self._output.as_json:
             self._status = self._output.remarks.status("")
-            self._status.start()
         elif not self._output.as_json:
             self._heartbeat = asyncio.get_running_loop().create_task(self._beat())
         return self
@@ -144,6 +149,11 @@ class _Progress:
             self._status.stop()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+
+
+def _absolute(path: Path) -> str:
+    """Makes a path absolute. Links stay: the one of a virtual environment says which environment it is."""
+    return str(path.absolute())
 
 
 def _record(outcome: Outcome) -> Record:
