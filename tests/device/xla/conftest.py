@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("torch_xla") else ["test_*.py"]
+if TYPE_CHECKING:
+    from tests.device.xla.records import Records
+
+# Its assertions say what they found only so.
+pytest.register_assert_rewrite("tests.device.xla.graphs")
+
+HAS_XLA = find_spec("torch_xla") is not None
+collect_ignore_glob = [] if HAS_XLA else ["test_*.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-records", action="store_true", help="record the graphs anew instead of comparing them")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if HAS_XLA:
+        from tests.device.xla.graphs import CHECKED  # noqa: PLC0415 - only that environment has what it imports
+
+        numbers = f"{CHECKED['graphs']} graphs with {CHECKED['instructions']} instructions"
+        terminalreporter.write_line(f"checked by the rules of Neuron's compiler: {numbers}")
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +43,11 @@ def no_fallback() -> Iterator[None]:
     torch_xla.debug.metrics.clear_all()
     yield
     assert list_fallbacks() == []
+
+
+@pytest.fixture
+def records(request: pytest.FixtureRequest) -> Records:
+    """The record of graphs, which tests compare theirs with, or write."""
+    from tests.device.xla.records import Records  # noqa: PLC0415
+
+    return Records(writes=request.config.getoption("--write-records"))

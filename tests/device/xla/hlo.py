@@ -36,6 +36,12 @@ class Instruction:
         return prod(map(int, self.sizes))
 
     @property
+    def replica_groups(self) -> str:
+        """The ranks that a collective exchanges values among, as the text has them; empty for other operations."""
+        groups = re.search(r"replica_groups=(\S+?),? ", f"{self.text} ")
+        return groups[1] if groups else ""
+
+    @property
     def moves_axes(self) -> bool:
         """Whether it is a transposition of more than axes of length 1."""
         order = re.search(r"dimensions=\{([\d,]*)\}", self.text)

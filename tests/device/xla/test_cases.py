@@ -1,13 +1,9 @@
-"""Every way to pick, pad, lay out and compute, on an XLA device: prompts, tokens, other weights, a token, a prompt.
-
-The families take turns with the ways, so that each family has some and each way has a family.
-"""
+"""Every case on an XLA device: prompts, tokens, other weights, a token, a prompt, against the CPU and transformers."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,53 +12,26 @@ import torch
 import transformers
 
 from compiler_svc.lower.xla import register_operators
+from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import describe_state
 from execution.sampling import sample
-from tests.checkpoints.specs import HOST_SAMPLING
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
-from tests.device.xla.models import FAMILIES
+from tests.device.xla.cases import BUCKETS, CASE_PARAMS, Case
+from tests.device.xla.graphs import check_graph
+from tests.device.xla.hlo import count
+from tests.device.xla.records import read_records
 from tests.device.xla.traces import Traces, count_compiles
 from tests.ranks.stepping import Stepper, load_shard
-from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
-PICKS: Final[Mapping[str, dict[str, Any]]] = {
-    "greedy": {"sampling": make_sampling(temperature=0.0)},
-    "sampled": {"sampling": make_sampling(dynamic=True)},
-    "logits": {"sampling": HOST_SAMPLING},
-}
 #: top_k, top_p and temperature of a row, and its random number.
 ROWS: Final = torch.tensor([[0.0, 0.9, 1.5], [5.0, 1.0, 0.7], [40.0, 0.6, 2.0]])
 RAND: Final = torch.tensor([[0.83], [0.31], [0.97]])
-LAYOUTS: Final[Mapping[str, dict[str, Any]]] = {"slots": {}, "blocks": {"num_blocks": 12, "block_tokens": 16}}
-
-CONTEXT_BUCKETS: Final = (16, 32)
-TOKEN_BUCKETS: Final = (32, 48)
 #: Prompts by row, and the tokens that follow: the second and third of the longer one are in different buckets.
 PROMPTS: Final = {0: draw_tokens(30, seed=1), 2: draw_tokens(5, seed=2)}
 LATER: Final = {row: draw_tokens(4, seed=10 + row) for row in PROMPTS}
 #: How many of them come before the weights are swapped.
 NUM_BEFORE: Final = 3
 LAST_PROMPT: Final = draw_tokens(9, seed=3)
-
-WAYS: Final = list(itertools.product(PICKS, ("right", "left"), LAYOUTS, ("float32", "bfloat16")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What one test runs; a way is one of `WAYS`."""
-
-    architecture: str
-    attributes: dict[str, Any]
-    way: tuple[str, Any, str, Any]
-
-    @classmethod
-    def list_all(cls) -> Iterator[Any]:
-        for index in range(max(len(WAYS), len(FAMILIES))):
-            # Families after each other have ways that differ in more than one thing.
-            family, way = FAMILIES[index % len(FAMILIES)], WAYS[index * 7 % len(WAYS)]
-            architecture, attributes = family.values
-            yield pytest.param(
-                cls(architecture=architecture, attributes=attributes, way=way), id="-".join((family.id, *way))
-            )
 
 
 @dataclass(frozen=True)
@@ -81,7 +50,7 @@ class Walk:
 
     def start(self) -> list[dict[str, torch.Tensor]]:
         """Encodes the prompts and feeds tokens, up to the swap. Outputs of the live rows."""
-        stepper, (_, bucket) = self.steppers[0], CONTEXT_BUCKETS
+        stepper, bucket = self.steppers[0], BUCKETS["context_encoding"][1]
         rows = {row: (prompt, 0, self.blocks(row)) for row, prompt in PROMPTS.items()}
         steps = [self._take(stepper, "context_encoding", bucket, rows)]
         return steps + [self._feed(stepper, number) for number in range(NUM_BEFORE)]
@@ -94,12 +63,12 @@ class Walk:
     def finish(self) -> list[dict[str, torch.Tensor]]:
         """Encodes a prompt in a row and slot of its own."""
         rows = {1: (LAST_PROMPT, 0, self.blocks(1))}
-        return [self._take(self.steppers[1], "context_encoding", CONTEXT_BUCKETS[0], rows)]
+        return [self._take(self.steppers[1], "context_encoding", BUCKETS["context_encoding"][0], rows)]
 
     def _feed(self, stepper: Stepper, number: int) -> dict[str, torch.Tensor]:
         positions = {row: len(prompt) + number for row, prompt in PROMPTS.items()}
         rows = {row: ([LATER[row][number]], positions[row], self.blocks(row)) for row in PROMPTS}
-        bucket = min(bucket for bucket in TOKEN_BUCKETS if bucket > max(positions.values()))
+        bucket = min(bucket for bucket in BUCKETS["token_generation"] if bucket > max(positions.values()))
         return self._take(stepper, "token_generation", bucket, rows)
 
     def _take(self, stepper: Stepper, kind: Any, bucket: int, rows: Any) -> dict[str, torch.Tensor]:
@@ -107,23 +76,22 @@ class Walk:
         return {name: output[list(rows)] for name, output in outputs.items()}
 
 
-def make_stepper(tiny: TinyModel, spec: Any, **options: Any) -> Stepper:
+def make_stepper(tiny: TinyModel, spec: GraphSpec, **options: Any) -> Stepper:
+    context, tokens = BUCKETS["context_encoding"], BUCKETS["token_generation"]
     plan = tiny.plan(dtype=spec.dtype)
-    return Stepper(spec, plan, tiny.checkpoint, context_buckets=CONTEXT_BUCKETS, token_buckets=TOKEN_BUCKETS, **options)
+    return Stepper(spec, plan, tiny.checkpoint, context_buckets=context, token_buckets=tokens, **options)
 
 
-@pytest.mark.parametrize("case", Case.list_all())
+@pytest.mark.parametrize("case", CASE_PARAMS)
 def test_case(case: Case, tmp_path: Path) -> None:
-    pick, padding_side, layout, dtype = case.way
-    torch_dtype = getattr(torch, dtype)
+    torch_dtype = getattr(torch, case.dtype)
     models = [
         write_tiny_model(
             tmp_path / str(seed), case.attributes, architecture=case.architecture, dtype=torch_dtype, seed=seed
         )
         for seed in (7, 8)
     ]
-    changes = PICKS[pick] | LAYOUTS[layout] | {"padding_side": padding_side, "dtype": dtype, "ctx_batch_size": 3}
-    spec, traces = models[0].spec(**changes), Traces()
+    spec, traces = models[0].spec(**case.changes), Traces(models[0].checkpoint.config)
     ours, theirs = (
         make_stepper(models[0], spec, make_run=traces.make_run),
         [make_stepper(tiny, spec) for tiny in models],
@@ -133,28 +101,44 @@ def test_case(case: Case, tmp_path: Path) -> None:
     with register_operators():
         steps = walk.start()
         num_compiles = count_compiles()
-        traces.swap(load_shard(models[1].plan(dtype=dtype), models[1].checkpoint))
+        traces.swap(load_shard(models[1].plan(dtype=case.dtype), models[1].checkpoint))
         steps += walk.go_on()
         assert count_compiles() == num_compiles, "weights are arguments of the graphs"
         before = traces.read_state()
         steps += walk.finish()
     reference = expected.start() + expected.go_on() + expected.finish()
 
+    recorded = read_records()
+    assert traces.graphs.keys() == {submodel.tag for submodel in ours.submodels.values()}
+    for tag, graph in traces.graphs.items():
+        check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
+        assert count(graph.instructions) == recorded.get(case.name_graph(tag), "no record")
+
     limit = TOLERANCE
-    if dtype == "bfloat16":
+    if case.dtype == "bfloat16":
         # As far as transformers' own bfloat16 is from float32, twice: here from there, and there from here.
         limit = 2 * max(measure_rounding(models[0], tmp_path / "7", row) for row in PROMPTS)
+    else:
+        check_logits(steps, models[0])
     for step, other in zip(steps, reference, strict=True):
-        assert step.keys() == other.keys() == {"logits"} | ({"tokens"} if pick != "logits" else set())
+        assert step.keys() == other.keys() == {"logits"} | ({"tokens"} if case.pick != "logits" else set())
         assert deviation(step["logits"], other["logits"]) < limit
-        if pick != "logits" and dtype == "float32":
+        if case.pick != "logits" and case.dtype == "float32":
             assert torch.equal(step["tokens"], other["tokens"])
-    if pick != "logits":
-        check_tokens(steps, pick)
+    if case.pick != "logits":
+        check_tokens(steps, case.pick)
     check_state(walk, before, traces.read_state())
     after = torch.stack(theirs[1].state)
     scratch = slice(0, after.shape[1] - 1)
     assert deviation(traces.read_state()[:, scratch].float(), after[:, scratch].float()) < limit
+
+
+def check_logits(steps: list[dict[str, torch.Tensor]], tiny: TinyModel) -> None:
+    """Up to the swap, logits are those of transformers."""
+    for place, (row, prompt) in enumerate(PROMPTS.items()):
+        wanted = tiny.step_logits(prompt + LATER[row][:NUM_BEFORE], len(prompt))
+        found = torch.stack([step["logits"][place] for step in steps[: 1 + NUM_BEFORE]])
+        assert deviation(found, wanted) < TOLERANCE
 
 
 def check_tokens(steps: list[dict[str, torch.Tensor]], pick: str) -> None:

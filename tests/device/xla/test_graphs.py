@@ -1,170 +1,171 @@
-"""What graphs for XLA consist of: the rules of Neuron's compiler, and a record of each family's and option's graphs.
-
-`python3.11 -m tests.device.xla -k recorded --write-records` writes the record anew. The commit that changes graphs
-shows what it changes in them.
-"""
+"""What graphs for XLA consist of: rules of Neuron's compiler, the record of graphs, and what ranks call together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
+from torch_xla.core.xla_model import all_reduce
 
 from bundle.abi.submodels import SubmodelName
-from compiler_svc.lower.xla import register_operators
+from compiler_svc.lower import xla
 from compiler_svc.trace.submodels import describe_state, describe_submodel
-from tests.checkpoints.specs import HOST_SAMPLING
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import write_tiny_model
-from tests.device.xla.hlo import Instruction, count, parse
+from tests.device.xla.cases import BUCKETS, CASES, PICKS
+from tests.device.xla.graphs import COLLECTIVES, Graph, check_graph, check_instructions
+from tests.device.xla.hlo import parse
 from tests.device.xla.models import FAMILIES
-from tests.device.xla.traces import write_graph
+from tests.device.xla.records import Records, read_records
+from tests.device.xla.traces import make_submodel, trace_graph
 from tests.ranks.stepping import load_shard
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
-RECORDS: Final = Path(__file__).parent / "graphs.txt"
-COLLECTIVES: Final = {"all-reduce", "all-gather"}
-SUBMODELS: Final[tuple[SubmodelName, ...]] = ("context_encoding", "token_generation")
-
-GREEDY: Final = make_sampling(temperature=0.0)
-DYNAMIC: Final = make_sampling(dynamic=True)
+#: The model that options are shown with.
+MODEL: Final = ("LlamaForCausalLM", LLAMA["gqa-llama3-tied"])
 #: What options change in the graphs of one model.
 OPTIONS: Final[Mapping[str, dict[str, Any]]] = {
-    "logits": {"sampling": HOST_SAMPLING},
-    "sampled": {"sampling": DYNAMIC},
+    "logits": PICKS["logits"],
+    "sampled": PICKS["sampled"],
     "top_p": {"sampling": make_sampling(top_p=0.7)},
     "left": {"padding_side": "left"},
     "blocks": {"num_blocks": 12, "block_tokens": 16},
     "bfloat16": {"dtype": "bfloat16"},
-    "two-ranks": {"tp_degree": 2},
-    "two-ranks-sampled": {"tp_degree": 2, "sampling": DYNAMIC},
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graph:
+class GraphCase:
+    """A submodel whose graph is traced, and not run."""
+
+    name: str
     architecture: str
     attributes: dict[str, Any]
     options: dict[str, Any]
     submodel: SubmodelName
+    bucket: int = 32
 
     @classmethod
-    def list_all(cls) -> Iterator[Any]:
-        models: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [(one.id, *one.values, {}) for one in FAMILIES]
-        models += [(name, "LlamaForCausalLM", LLAMA["gqa-llama3-tied"], changes) for name, changes in OPTIONS.items()]
-        for name, architecture, attributes, options in models:
-            for submodel in SUBMODELS:
-                graph = cls(architecture=architecture, attributes=attributes, options=options, submodel=submodel)
-                yield pytest.param(graph, id=f"{name}-{submodel}")
+    def list_all(cls) -> list[Any]:
+        """Graphs of the cases, of each family without logits, and of the options of one model."""
+        cases = [
+            cls(
+                name=case.name_graph(f"{submodel}_{bucket}"),
+                architecture=case.architecture,
+                attributes=case.attributes,
+                options={"output_logits": True} | case.changes,
+                submodel=submodel,
+                bucket=bucket,
+            )
+            for case in CASES
+            for submodel, buckets in BUCKETS.items()
+            for bucket in buckets
+        ]
+        families = cls._list((str(one.id), *one.values, {}) for one in FAMILIES)
+        options = cls._list((name, *MODEL, changes) for name, changes in OPTIONS.items())
+        return _name([*cases, *families, *options])
 
-    def write(self, path: Path, rank: int = 0) -> Written:
-        """Writes the graph of a rank."""
+    @classmethod
+    def list_ranks(cls) -> list[Any]:
+        """Graphs of each family on two ranks, and of the ways to pick of one model."""
+        families = cls._list((f"{one.id}-two-ranks", *one.values, {"tp_degree": 2}) for one in FAMILIES)
+        picks = cls._list(
+            (f"two-ranks-{name}", *MODEL, {"tp_degree": 2} | PICKS[name]) for name in ("sampled", "logits")
+        )
+        return _name([*families, *picks])
+
+    @classmethod
+    def _list(cls, models: Iterable[tuple[str, str, dict[str, Any], dict[str, Any]]]) -> list[GraphCase]:
+        return [
+            cls(
+                name=f"{name}-{submodel}",
+                architecture=architecture,
+                attributes=attributes,
+                options=options,
+                submodel=submodel,
+            )
+            for name, architecture, attributes, options in models
+            for submodel in BUCKETS
+        ]
+
+    def trace(self, path: Path, rank: int = 0, **operators: Callable[..., Any]) -> Graph:
+        """Traces the graph of a rank, and checks it.
+
+        Args:
+            operators: In place of those that graphs for XLA have.
+        """
         tiny = write_tiny_model(path, self.attributes, architecture=self.architecture)
-        spec = tiny.spec(**({"sampling": GREEDY, "output_logits": False, "ctx_batch_size": 2} | self.options))
+        spec = tiny.spec(**(PICKS["greedy"] | {"output_logits": False, "ctx_batch_size": 2} | self.options))
         plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
-        submodel = describe_submodel(spec, self.submodel, 32)
-        text, unread = write_graph(spec, plan, submodel, load_shard(plan, tiny.checkpoint, rank))
-        return Written(parse(text), unread, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
+        made = make_submodel(tiny.checkpoint.config, spec, plan, describe_submodel(spec, self.submodel, self.bucket))
+        with xla.register_operators(**operators):
+            graph = trace_graph(made, load_shard(plan, tiny.checkpoint, rank))
+        check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
+        return graph
 
 
-@dataclass(frozen=True)
-class Written:
-    """A graph's instructions, the inputs that it does not read, and how many elements its states have."""
-
-    instructions: list[Instruction]
-    unread: list[str]
-    state_sizes: set[int]
-
-    def of(self, *ops: str) -> list[Instruction]:
-        return [instruction for instruction in self.instructions if instruction.op in ops]
+def _name(cases: list[GraphCase]) -> list[Any]:
+    return [pytest.param(case, id=case.name) for case in cases]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def collectives() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch, register_operators():
+    with pytest.MonkeyPatch.context() as patch:
         # Among one device, torch-xla leaves collectives out.
         patch.setenv("XLA_ALWAYS_ALLREDUCE", "1")
         yield
 
 
-#: Types that Neuron's compiler takes without a thought. u8 holds truth values on their way to `and` and `or`.
-TYPES: Final = {"f32", "bf16", "s32", "u8", "pred"}
-#: What may have 64 bits: torch-xla compares an index with a number in s64, and torch's argmax and top-k give s64, which
-#: is converted at once. Such numbers are not added or sorted, and index nothing.
-WIDE_OPS: Final = {"constant", "parameter", "convert", "broadcast", "reshape", "compare"}
-#: Operations that no graph has; Neuron's compiler refuses them, or has none.
-REFUSED_OPS: Final = {
-    "custom-call",
-    "while",
-    "conditional",
-    "rng",
-    "rng-bit-generator",
-    "call",
-    "fft",
-    "dynamic-reshape",
-}
-
-
-@pytest.mark.parametrize("graph", Graph.list_all())
-def test_graphs_are_those_recorded(graph: Graph, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", GraphCase.list_all())
+def test_graphs_are_those_recorded(case: GraphCase, records: Records, tmp_path: Path) -> None:
     """The rules hold, and each graph has the operations and types that its record has."""
-    written = graph.write(tmp_path)
-    assert written.unread == []
-    check_rules(written)
-    name, found = request.node.callspec.id, count(written.instructions)
-    records = dict(line.split(": ", 1) for line in RECORDS.read_text().splitlines()) if RECORDS.exists() else {}
-    if request.config.getoption("--write-records"):
-        RECORDS.write_text("".join(f"{key}: {line}\n" for key, line in sorted((records | {name: found}).items())))
-    else:
-        assert found == records.get(name, "no record")
-
-
-def check_rules(written: Written) -> None:
-    broken = [
-        instruction.text
-        for instruction in written.instructions
-        for dtype in instruction.dtypes
-        if not (dtype in TYPES or (dtype == "s64" and instruction.op in WIDE_OPS))
-    ]
-    assert broken == []
-    assert [one.text for one in written.of(*REFUSED_OPS)] == []
-    assert [one.text for one in written.instructions if "<=" in one.text.partition(" = ")[2].partition("(")[0]] == []
-    # Keys of sorts come first; the places behind them are s32.
-    assert [one.text for one in written.of("sort") if one.operand_dtypes[0] not in ("f32", "bf16")] == []
-    assert [one.text for one in written.of("dot") if set(one.operand_dtypes) - {"f32", "bf16"}] == []
-    assert [one.text for one in written.of("scatter") if one.dtypes[0] not in ("f32", "bf16")] == []
-    assert [one.text for one in written.of("all-reduce", "reduce-scatter") if set(one.dtypes) - {"f32", "bf16"}] == []
-    assert [one.text for one in written.of("reduce-window") if len(one.operand_dtypes) != 2] == []
-    moved = [one.text for one in written.of("transpose") if one.num_elements in written.state_sizes and one.moves_axes]
-    assert moved == []
+    records.check(case.name, case.trace(tmp_path))
 
 
 def test_every_record_has_its_graph() -> None:
-    names = {line.partition(": ")[0] for line in RECORDS.read_text().splitlines()}
-    assert names == {graph.id for graph in Graph.list_all()}
+    names = [one.id for one in [*GraphCase.list_all(), *GraphCase.list_ranks()]]
+    assert sorted(read_records()) == sorted(names)
 
 
-@pytest.mark.parametrize("options", ["two-ranks", "two-ranks-sampled"])
-@pytest.mark.parametrize("submodel", SUBMODELS)
-def test_ranks_call_the_same_collectives_in_the_same_order(
-    options: str, submodel: SubmodelName, tmp_path: Path
+@pytest.mark.parametrize("case", GraphCase.list_ranks())
+def test_ranks_call_the_same_collectives_and_graphs_are_those_recorded(
+    case: GraphCase, records: Records, tmp_path: Path
 ) -> None:
-    graph = Graph(
-        architecture="LlamaForCausalLM",
-        attributes=LLAMA["gqa-llama3-tied"],
-        options=OPTIONS[options],
-        submodel=submodel,
-    )
-    calls = [
-        [(one.op, one.dtypes, one.sizes) for one in graph.write(tmp_path / str(rank), rank).of(*COLLECTIVES)]
-        for rank in range(2)
-    ]
+    """In the same order, of the same form, among the same ranks: XLA's CPU client cannot run two of them together."""
+    graphs = [case.trace(tmp_path / str(rank), rank) for rank in range(2)]
+    check_ranks(graphs)
+    for graph in graphs:
+        records.check(case.name, graph)
+
+
+def check_ranks(graphs: list[Graph]) -> None:
+    calls = [graph.list_collectives() for graph in graphs]
     assert calls[0] == calls[1]
-    assert {op for op, _, _ in calls[0]} == COLLECTIVES
+    assert {call[0] for call in calls[0]} == COLLECTIVES
+    assert {call[-1] for call in calls[0]} == {"{{0,1}}"}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"all_reduce": lambda tensor, _: tensor * 2},
+        {"all_reduce": lambda tensor, _: all_reduce("sum", tensor, groups=[[1, 0]], pin_layout=False)},
+        {"all_reduce": lambda tensor, degree: xla.all_reduce(xla.all_reduce(tensor, degree), degree)},
+        {"all_gather": lambda tensor, degree: torch.cat([tensor] * degree, dim=-1)},
+    ],
+    ids=["no-sum", "other-groups", "one-more-sum", "no-gather"],
+)
+def test_a_rank_that_differs_is_found(own: dict[str, Any], tmp_path: Path) -> None:
+    case: GraphCase = GraphCase.list_ranks()[0].values[0]
+    right = case.trace(tmp_path / "right")
+    wrong = case.trace(tmp_path / "wrong", 1, **own)
+    with pytest.raises(AssertionError):
+        check_ranks([right, wrong])
 
 
 def test_rules_can_be_broken() -> None:
@@ -183,4 +184,4 @@ def test_rules_can_be_broken() -> None:
         instructions = parse(f"  {line}\n")
         assert len(instructions) == 1, line
         with pytest.raises(AssertionError):
-            check_rules(Written(instructions, [], {24}))
+            check_instructions(instructions, {24})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ from compiler_svc.lower.xla import register_operators
 from compiler_svc.models.registry import describe_model
 from compiler_svc.models.transforms import fuse_qkv
 from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import describe_state
 from execution.collectives import operators
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import ROPES, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.device.xla.graphs import check_graph
 from tests.device.xla.models import FAMILIES, MODELS
 from tests.device.xla.traces import Traces
 from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
@@ -74,11 +77,23 @@ def generate(tiny: TinyModel, spec: GraphSpec, rank: int, make_run: Callable[...
 
 
 def check(
-    tiny: TinyModel, make_run: Callable[..., Run] | None = None, *, rank: int = 0, **changes: Any
+    tiny: TinyModel,
+    make_run: Callable[..., Run] | None = None,
+    *,
+    rank: int = 0,
+    fuses_qkv: bool = False,
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
     """Compares what a rank generates with the modules on the CPU, and gives it."""
-    spec = tiny.spec(**({"sampling": make_sampling(temperature=0.0), "ctx_batch_size": 3} | changes))
-    results, expected = (generate(tiny, spec, rank, one) for one in (make_run or Traces().make_run, run_eagerly))
+    config = tiny.checkpoint.config
+    own: dict[str, Any] = {"sampling": make_sampling(temperature=0.0), "ctx_batch_size": 3}
+    if fuses_qkv:
+        own["description"] = fuse_qkv(describe_model(config))
+    spec = tiny.spec(**(own | changes))
+    traces = Traces(config, fuses_qkv=fuses_qkv)
+    results, expected = (generate(tiny, spec, rank, one) for one in (make_run or traces.make_run, run_eagerly))
+    for graph in traces.graphs.values():
+        check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
     assert results.keys() == expected.keys()
     assert torch.equal(results["tokens"], expected["tokens"])
     for name in results.keys() - {"tokens"}:
@@ -111,7 +126,7 @@ def test_prompts_that_end_their_rows(architecture: str, attributes: dict[str, An
 
 def test_fused_projections(tmp_path: Path) -> None:
     tiny = write_tiny_model(tmp_path, LLAMA["mha-bias-untied"])
-    check(tiny, description=fuse_qkv(describe_model(tiny.checkpoint.config)))
+    check(tiny, fuses_qkv=True)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

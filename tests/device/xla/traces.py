@@ -1,19 +1,24 @@
-"""One rank's submodels on the XLA device: their traces share weights and state, which stay there."""
+"""One rank's submodels on the XLA device, as the lowering for Neuron builds them. Traces share weights and state."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 import torch_xla
 import torch_xla.core.xla_model
 from torch_xla.debug import metrics
 
+from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.program import SubmodelProgram, build_program, make_example_tensors
+from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
 from compiler_svc.trace.submodels import ExecutableSpec
+from tests.device.xla.graphs import Graph, read_graph
 from tests.ranks.stepping import Run
 
 
@@ -21,58 +26,103 @@ class Traces:
     """Makes runs of submodels, as a `Stepper` wants them. A step is one graph, or it fails.
 
     State is in buffers that every trace reads and assigns anew. Weights are tensors that every trace reads.
+
+    Attributes:
+        graphs: The graph that each submodel ran, by its tag.
     """
 
-    def __init__(self) -> None:
-        self._programs: list[SubmodelProgram] = []
+    def __init__(self, config: Mapping[str, Any], *, fuses_qkv: bool = False) -> None:
+        self.graphs: dict[str, Graph] = {}
+        self._config = config
+        self._fuses_qkv = fuses_qkv
+        self._modules: list[torch.nn.Module] = []
         self._weights: dict[str, torch.Tensor] = {}
-        self._state = torch.nn.Module()
+        self._state: dict[str, torch.Tensor] = {}
 
     def make_run(
         self, spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]
     ) -> Run:
-        """The functional module itself. What it takes and gives is on the CPU, but for the state."""
-        program = build_program(spec, plan, submodel).to(torch_xla.device())
-        self._programs.append(program)
+        """A submodel with named inputs. What it takes and gives is on the CPU, but for the state."""
+        made = make_submodel(self._config, spec, plan, submodel, fuses_qkv=self._fuses_qkv)
+        self._modules.append(made.module)
         if not self._weights:
-            self._weights = {tensor.name: shard[tensor.name].to(torch_xla.device()) for tensor in plan.tensors}
-        self._assign(program)
-        num_inputs, num_outputs = len(submodel.inputs), len(submodel.outputs)
+            self._weights = to_device({name: shard[name] for name in made.weights})
+        put_weights(made.module, self._weights)
+        num_inputs, tag = len(submodel.inputs), submodel.tag
 
         @torch.no_grad()
         def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            self._keep(tensors[num_inputs:])
-            inputs = [tensor.to(torch_xla.device()) for tensor in tensors[:num_inputs]]
+            inputs = to_device(dict(zip(made.examples, tensors[:num_inputs], strict=True)))
+            self._state = to_device(dict(zip(submodel.state, tensors[num_inputs:], strict=True)))
             with one_graph():
-                outputs, new_state = self._trace(program, inputs, num_outputs)
-                torch_xla.core.xla_model.unlazy([*outputs, *new_state])
-            self._keep(new_state)
-            return (*(output.cpu() for output in outputs), *self._state.buffers())
+                outputs, new_state = take_step(made, inputs, self._state)
+                results = [*outputs, *new_state.values()]
+                if tag not in self.graphs:
+                    self.graphs[tag] = read_graph(results, inputs | self._state | self._weights)
+                torch_xla.core.xla_model.unlazy(results)
+            self._state = new_state
+            return (*(output.cpu() for output in outputs), *new_state.values())
 
         return run
 
     def swap(self, shard: Mapping[str, torch.Tensor]) -> None:
         """Puts other weights under the same names, for every trace; state stays."""
-        self._weights = {name: shard[name].to(torch_xla.device()) for name in self._weights}
-        for program in self._programs:
-            self._assign(program)
+        self._weights = to_device({name: shard[name] for name in self._weights})
+        for module in self._modules:
+            put_weights(module, self._weights)
 
     def read_state(self) -> torch.Tensor:
         """A copy of all state on the CPU, stacked."""
-        return torch.stack([tensor.cpu() for tensor in self._state.buffers()])
+        return torch.stack([tensor.cpu() for tensor in self._state.values()])
 
-    def _assign(self, program: SubmodelProgram) -> None:
-        program.core.load_state_dict(self._weights, assign=True)
 
-    def _keep(self, state: tuple[torch.Tensor, ...]) -> None:
-        for index, tensor in enumerate(state):
-            self._state.register_buffer(f"state_{index}", tensor.to(torch_xla.device()))
+def make_submodel(
+    config: Mapping[str, Any], spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, *, fuses_qkv: bool = False
+) -> Submodel:
+    """Builds a submodel as a front end for Neuron does: from JSON, by the name that the JSON comes with.
 
-    def _trace(
-        self, program: SubmodelProgram, inputs: list[torch.Tensor], num_outputs: int
-    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        results = program(*inputs, *self._state.buffers())
-        return results[:num_outputs], results[num_outputs:]
+    Args:
+        config: The model's `config.json`.
+    """
+    tensors = plan.describe_shard(0, None, 0).tensors
+    document = write_document(config, spec, tensors, submodel, fuses_qkv=fuses_qkv)
+    make: MakeSubmodel = resolve_name(MAKE_MODULE)
+    return make(json.loads(json.dumps(document)))
+
+
+def to_device(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors on the XLA device; those that are there already stay themselves."""
+    return {name: tensor.to(torch_xla.device()) for name, tensor in tensors.items()}
+
+
+def put_weights(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Makes tensors the parameters of a named submodel; its other persistent tensors are its state."""
+    keys = module.load_state_dict(weights, strict=False, assign=True)
+    assert keys.unexpected_keys == []
+    assert set(keys.missing_keys) == {name for name, _ in module.named_buffers()}
+
+
+def put_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Makes tensors the buffers of a named submodel."""
+    for name, tensor in state.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, tensor)
+
+
+def take_step(
+    made: Submodel, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Runs a step over buffers with this state. Gives the outputs, and the buffers' tensors behind it.
+
+    A buffer that keeps its tensor, or whose tensor is written in place, fails: Neuron's tracer would find no alias.
+    """
+    versions = {name: tensor._version for name, tensor in state.items()}
+    put_state(made.module, state)
+    outputs = made.module(**inputs)
+    new_state = {one.name: made.module.get_buffer(one.name) for one in made.state}
+    assert [name for name, tensor in state.items() if new_state[name] is tensor] == []
+    assert versions == {name: tensor._version for name, tensor in state.items()}
+    return outputs, new_state
 
 
 @contextmanager
@@ -99,21 +149,16 @@ def list_fallbacks() -> list[str]:
 
 
 @torch.no_grad()
-def write_graph(
-    spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]
-) -> tuple[str, list[str]]:
-    """A submodel's graph as text of HLO, and the inputs and states that it does not read. Nothing is compiled."""
-    device = torch_xla.device()
-    program = build_program(spec, plan, submodel).to(device)
-    program.core.load_state_dict({tensor.name: shard[tensor.name].to(device) for tensor in plan.tensors}, assign=True)
-    examples = [torch.zeros_like(tensor).to(device) for tensor in make_example_tensors(spec, submodel)]
-    names = [*(tensor.name for tensor in submodel.inputs), *submodel.state]
-    results = list(program(*examples))
-    read, _ = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
-    numbers = map(torch_xla._XLAC._xla_get_tensor_id, examples)
-    unread = [name for name, number in zip(names, numbers, strict=True) if number not in read]
-    text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
+def trace_graph(made: Submodel, shard: Mapping[str, torch.Tensor]) -> Graph:
+    """A submodel's graph with a shard's weights. Nothing is compiled."""
+    weights = to_device({name: shard[name] for name in made.weights})
+    put_weights(made.module, weights)
+    state = to_device({one.name: made.module.get_buffer(one.name) for one in made.state})
+    inputs = to_device(made.examples)
+    outputs, new_state = take_step(made, inputs, state)
+    graph = read_graph([*outputs, *new_state.values()], inputs | state | weights)
     # The next graph would begin with this one's collectives: torch-xla keeps their order beyond a graph.
-    del results
+    put_state(made.module, state)
+    del outputs, new_state
     torch_xla.sync()
-    return text, unread
+    return graph
