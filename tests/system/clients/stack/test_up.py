@@ -103,7 +103,7 @@ def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> Non
 
 
 def test_a_target_with_cores_is_handed_on(up: Start, tmp_path: Path) -> None:
-    """The runtime counts the cores if nobody says how many to use; the interpreter's link stays one."""
+    """The runtime counts the cores if no option says how many to use; the interpreter's link stays one."""
     python = tmp_path / "neuron-python"
     python.symlink_to("/bin/sh")
     running = up("--target", "trn2", "--logical-core-size", 1, "--neuron-python", "neuron-python")
