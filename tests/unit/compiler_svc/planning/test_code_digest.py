@@ -24,6 +24,7 @@ WITHOUT_EFFECT = {
     "compiler_svc/planning/weights_fit.py": "refuses weights, and makes none",
     "compiler_svc/records.py": "what clients are told",
     "edge": "is about servers",
+    "execution/device_errors.py": "errors leave no bundle",
     "execution/errors.py": "errors leave no bundle",
     "execution/executors": "runs executables, for the golden check",
     "execution/failure.py": "errors leave no bundle",
