@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from tests.neuron.standin import make_interpreter
 from tests.service.compiler_svc.lower.neuron.test_model_builder import stage
 
 #: Seconds until the interpreter has surely called the compiler, on hosts with other work.
-START_S = 300.0
+START_S = 240.0
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def job(tmp_path: Path, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> Lower
 @pytest.fixture
 def lowerings(job: LoweringJob) -> Iterator[ForkserverClient]:
     """A forkserver that has the job's environment."""
-    with make_forkserver() as forkserver:
+    with closing(make_forkserver()) as forkserver:
         yield forkserver
 
 
