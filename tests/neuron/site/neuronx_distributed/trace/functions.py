@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import os
-import signal
 import struct
 import uuid
 from pathlib import Path
@@ -165,10 +164,5 @@ def render_tensor(one: Any, alias: str) -> str:
 
 
 def _obey(orders: dict[str, str]) -> None:
-    if "wait" in orders:
-        # Whole when it appears under its name.
-        Path(orders["wait"]).with_suffix(".new").write_text(str(os.getpid()))
-        Path(orders["wait"]).with_suffix(".new").rename(orders["wait"])
-        signal.pause()
     if "error" in orders:
         raise ValueError(orders["error"])
