@@ -109,4 +109,6 @@ def check_instructions(instructions: Sequence[Instruction], state_sizes: Collect
     assert [one.text for one in of("scatter") if one.dtypes[0] not in ("f32", "bf16")] == []
     assert [one.text for one in of("all-reduce", "reduce-scatter") if set(one.dtypes) - {"f32", "bf16"}] == []
     assert [one.text for one in of("reduce-window") if len(one.operand_dtypes) != 2] == []
-    assert [one.text for one in of("transpose") if one.num_elements in state_sizes and one.moves_axes] == []
+    # Of weights, which have two axes, some are as large as a cache.
+    caches = [one for one in of("transpose") if one.num_elements in state_sizes and len(one.sizes) > 2]
+    assert [one.text for one in caches if one.moves_axes] == []

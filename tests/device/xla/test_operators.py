@@ -28,7 +28,7 @@ def test_own_operators() -> None:
         assert find_likeliest(on_device).cpu().tolist() == [3]
         with one_graph():
             top, ids = take_top(on_device, 4)
-            torch_xla.sync()
+            torch_xla.sync(wait=True)
         assert calls == [4, 4]
     assert (top.tolist(), ids.tolist()) == ([[3.0, 3.0, 3.0, 1.0]], [[1, 2, 4, 0]])
     assert find_likeliest(on_device).cpu().tolist() == [1]
