@@ -95,6 +95,7 @@ async def open_server(
                 num_lowerings=settings.num_lowerings,
                 lowering_timeout_s=settings.lowering_timeout_s,
                 lowering_memory_bytes=settings.lowering_memory_bytes,
+                checks_on_cores=settings.checks_on_cores,
             ),
         )
         planner = PlannerSettings(

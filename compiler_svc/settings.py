@@ -62,6 +62,7 @@ class Settings:
         default_isa: CPU instruction set of compiles that name none.
         neuron_python: Python with Neuron's packages; None: this one, if it has them.
         neuron_front_end: What makes NEFFs of submodels there; None: the default.
+        checks_on_cores: Whether golden checks of NEFFs may take cores of this host.
         retention: How long finished operations are remembered.
         logs: What is logged, and where.
     """
@@ -84,10 +85,14 @@ class Settings:
     default_isa: str
     neuron_python: Path | None
     neuron_front_end: str | None
+    checks_on_cores: bool
     retention: Retention
     logs: LogConfig
 
 
+#: What `--golden-cores` accepts.
+_FREE_CORES: Final = "free"
+_NO_CORES: Final = "none"
 MODEL_URL: Final = Domain(
     "file://, memory://, hf:// or s3:// with a plain path; s3:// needs kiln-compiler[s3]", "URL", check_prefix
 )
@@ -161,6 +166,12 @@ OPTIONS: Final = (
         "what makes NEFFs of submodels in that Python; the name torch_neuron is reserved, and refused",
         default_text="model_builder",
     ),
+    Option(
+        "golden-cores",
+        one_of(_FREE_CORES, _NO_CORES),
+        "NeuronCores of this host that golden checks take; XLA on the CPU computes where there is none",
+        default=_FREE_CORES,
+    ),
     Option("keep-operations", COUNT, "finished operations that are remembered", default=10_000),
     Option("keep-operations-days", DAYS, "how long finished operations are remembered", default=30.0),
 )
@@ -197,6 +208,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         default_isa=options.default_isa,
         neuron_python=options.neuron_python,
         neuron_front_end=options.neuron_front_end,
+        checks_on_cores=options.golden_cores == _FREE_CORES,
         retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
         logs=read_log_config(options),
     )

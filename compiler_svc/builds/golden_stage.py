@@ -1,7 +1,8 @@
 """The stage that compares a bundle with the reference: by its executables, or by what stands for them on this host.
 
-Executables for a device run on the host's cores, if it has free ones. Otherwise XLA computes on the CPU what they were
-made of, in the interpreter that made them, if that has torch-xla. If it has not, nothing is compared.
+Executables for a device run on the host's cores, if it has free ones and they may be taken. Otherwise XLA computes on
+the CPU what they were made of, in the interpreter that made them, if that has torch-xla. If it has not, nothing is
+compared.
 """
 
 from __future__ import annotations
@@ -83,14 +84,14 @@ class GoldenStage:
         return result, warnings
 
     def _compare(self, manifest: Manifest) -> tuple[GoldenResult | None, tuple[str, ...]]:
-        try:
-            result = check_golden(manifest, self.blob_path, self.checkpoint, self.forkservers.ranks)
-        except _NO_CORES as error:
-            if TARGETS[manifest.target.kind].is_checked_on_host:
-                raise
-            _log.info("no cores for the golden check", reason=str(error))
-        else:
-            return result, ()
+        is_for_host = TARGETS[manifest.target.kind].is_checked_on_host
+        if is_for_host or self.job.environment.checks_on_cores:
+            try:
+                return check_golden(manifest, self.blob_path, self.checkpoint, self.forkservers.ranks), ()
+            except _NO_CORES as error:
+                if is_for_host:
+                    raise
+                _log.info("no cores for the golden check", reason=str(error))
         with xla_runner(self.directory.work, timeout_s=self.job.environment.lowering_timeout_s) as runner:
             if runner is None:
                 return None, (_NONE.format(kind=manifest.target.kind),)

@@ -42,6 +42,7 @@ class BuildEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         num_lowerings: Number of lowerings of one build that run at once.
         lowering_timeout_s: Time limit of one lowering.
         lowering_memory_bytes: Memory limit of each process of one lowering.
+        checks_on_cores: Whether golden checks of executables for a device may take cores of this host.
     """
 
     store: Path
@@ -50,6 +51,7 @@ class BuildEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     num_lowerings: int
     lowering_timeout_s: float
     lowering_memory_bytes: int
+    checks_on_cores: bool = True
 
 
 class BuildJob(msgspec.Struct, frozen=True, kw_only=True):

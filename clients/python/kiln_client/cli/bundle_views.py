@@ -53,7 +53,7 @@ def bundle_view(bundle: Bundle) -> RenderableType:
             ("graph ABI", bundle.graph_abi_digest),
             ("size", decimal(bundle.size_bytes)),
             ("created", _create_time(bundle)),
-            ("golden check", enum_name(GoldenCheck.DESCRIPTOR, bundle.golden_check)),
+            ("golden", enum_name(GoldenCheck.DESCRIPTOR, bundle.golden_check)),
         )
     )
     blobs = _blobs_view("blob", bundle.blobs)

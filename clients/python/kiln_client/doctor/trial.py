@@ -113,6 +113,8 @@ class OneLayerTrial:
         await asyncio.to_thread(write_checkpoint, self.directory / "models" / _NAME)
         options = self._place({"--store": "store", "--cache": "compiler-cache", "--model-root": "models"})
         options += ["--database", f"sqlite:///{self.directory / 'kiln.db'}"]
+        # What cores compute is the other check's business.
+        options += ["--golden-cores", "none"]
         if self._neuron_python is not None:
             options += ["--neuron-python", self._neuron_python]
         self._compiler_address = await self._start(COMPILER, options)

@@ -18,7 +18,7 @@ from execution.forkserver.client import Forkserver
 from execution.text.handle import TextLimits, make_forkserver
 from tests.checkpoints.tokenizer_files import byte_level
 
-LIMITS = TextLimits(timeout_s=0.5, max_memory_bytes=300 << 20)
+LIMITS = TextLimits(timeout_s=1.0, max_memory_bytes=300 << 20)
 TOKENS = Tokens(vocab_size=512, bos=1, eos=(2,), pad=0)
 TEMPLATE = "{% for message in messages %}{{ bos_token }}{{ message.content }}{% endfor %}"
 
