@@ -249,5 +249,6 @@ def _picking_marks(case: Case) -> list[pytest.MarkDecorator]:
 
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.toolchain] if case.level else []
+    # The first of a level waits for headers and common objects, too, and compiles run beside each other.
+    marks = [pytest.mark.toolchain, pytest.mark.timeout(900)] if case.level else []
     return marks if case in (*SHORT_RUN, *BESIDE_SHORT_RUN) else [*marks, pytest.mark.slow]
