@@ -104,9 +104,7 @@ class GoldenStage:
         model = replace(self.plan.model, returns_internal=True)
         tensors = self.plan.weights.describe_shard(0, None, 0).tensors
         documents = {
-            submodel.tag: write_document(
-                self.checkpoint.config, model, tensors, submodel, fuses_qkv=self.config.fused_qkv
-            )
+            submodel.tag: write_document(self.checkpoint.config, model, tensors, submodel, changes=self.plan.changes)
             for submodel in describe_executables(model, self.config)
         }
         shards = sorted(manifest.shards(), key=lambda shard: shard.rank)

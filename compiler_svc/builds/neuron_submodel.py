@@ -27,7 +27,7 @@ def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[
             model,
             build.plan.weights.describe_shard(0, None, 0).tensors,
             submodel,
-            fuses_qkv=config.fused_qkv,
+            changes=build.plan.changes,
         ),
         flags=list_flags(
             submodel.submodel,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from bundle.abi.tensor import DType
 from compiler_svc.models.description import (
@@ -15,6 +16,37 @@ from compiler_svc.models.description import (
 from compiler_svc.models.divisions import Axis, Evenly, join_axes
 from compiler_svc.models.parameters import MemoryGroup, WeightFormat
 from compiler_svc.models.sources import TensorSlice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChanges:
+    """What a configuration changes in the description of a model: all that builds do to it.
+
+    It is data, so that another interpreter does the same.
+
+    Attributes:
+        fuses_qkv: See `fuse_qkv`.
+        splits_vocabulary: See `split_vocabulary`.
+        attention_dtype: See `compute_attention_in`; None for the dtype of everything else.
+    """
+
+    fuses_qkv: bool = False
+    splits_vocabulary: bool = False
+    attention_dtype: DType | None = None
+
+    def apply(self, description: ModelDescription) -> ModelDescription:
+        """Describes the model with the changes."""
+        if self.fuses_qkv:
+            description = fuse_qkv(description)
+        if self.splits_vocabulary:
+            description = split_vocabulary(description)
+        if self.attention_dtype is not None:
+            description = compute_attention_in(description, self.attention_dtype)
+        return description
+
+
+#: The changes of a configuration that makes none.
+UNCHANGED: Final = ModelChanges()
 
 
 def fuse_qkv(description: ModelDescription) -> ModelDescription:

@@ -13,7 +13,7 @@ from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.models.rope_config import find_prompt_lengths
 from compiler_svc.models.token_ids import read_token_ids
-from compiler_svc.models.transforms import compute_attention_in, fuse_qkv, split_vocabulary
+from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
@@ -28,11 +28,13 @@ class BuildPlan:
 
     Attributes:
         model: The model and the options that reach its graphs.
+        changes: What the configuration has changed in the model's description.
         weights: The tensors of the shards.
         submodels: The executables, in manifest order.
     """
 
     model: GraphSpec
+    changes: ModelChanges
     weights: WeightPlan
     submodels: tuple[ExecutableSpec, ...]
     sampling: Sampling
@@ -52,13 +54,8 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     """
     check_sizes(checkpoint)
     family = find_family(checkpoint.config)
-    description = describe_model(checkpoint.config)
-    if config.fused_qkv:
-        description = fuse_qkv(description)
-    if config.vocab_parallel:
-        description = split_vocabulary(description)
-    if config.attention_dtype not in (None, config.torch_dtype):
-        description = compute_attention_in(description, config.attention_dtype)
+    changes = choose_changes(config)
+    description = changes.apply(describe_model(checkpoint.config))
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
     model = GraphSpec(
@@ -86,6 +83,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     )
     return BuildPlan(
         model=model,
+        changes=changes,
         weights=weights,
         submodels=tuple(describe_executables(model, config)),
         sampling=sampling,
@@ -104,6 +102,15 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
             prompt_lengths=find_prompt_lengths(description.rope.rope),
             generation=choose_generation_defaults(checkpoint.generation_config, config),
         ),
+    )
+
+
+def choose_changes(config: NeuronConfig) -> ModelChanges:
+    """Says what a configuration changes in a model's description."""
+    return ModelChanges(
+        fuses_qkv=config.fused_qkv,
+        splits_vocabulary=config.vocab_parallel,
+        attention_dtype=None if config.attention_dtype == config.torch_dtype else config.attention_dtype,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
@@ -42,6 +42,12 @@ from edge.memory import measure_memory
 from targets.cpu import CPU
 from targets.errors import NeuronToolchainMissing
 from targets.registry import TARGETS
+
+#: Plans do not start the interpreter for Neuron, which alone can make the graphs that the check reads.
+_UNCHECKED_GRAPHS: Final = (
+    "target.kind: the check of graphs for what neuronx-cc refuses has not run, because plans trace none; a compile "
+    "runs it on each graph before neuronx-cc is called"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +276,8 @@ def _find_warnings(
     """Lists the warnings about the plan and the compile."""
     if note := TARGETS[request.target_kind].note:
         yield note
+    if request.target_kind != CPU.kind:
+        yield _UNCHECKED_GRAPHS
     if target is not None:
         yield from warn_of_unused_instructions(request, target)
     if target is not None and target.kind != CPU.kind:

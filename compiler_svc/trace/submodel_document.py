@@ -12,7 +12,7 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import Sampling, WeightTensor
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.models.registry import describe_model
-from compiler_svc.models.transforms import fuse_qkv
+from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec
 
@@ -24,8 +24,8 @@ class SubmodelDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The document.
 
     Attributes:
-        model_config: The model's `config.json`, with the configuration's changes.
-        fuses_qkv: Whether queries, keys and values have one projection.
+        model_config: The model's `config.json`, with the configuration's values for its attributes.
+        changes: What the configuration changes in the description of the model.
         graph: The other fields of the graph spec.
         graph_digest: Digest of what the graph spec says of the model: the other interpreter must come to the same.
         tensors: The tensors of a shard.
@@ -33,7 +33,7 @@ class SubmodelDocument(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model_config: dict[str, Any]
-    fuses_qkv: bool
+    changes: ModelChanges
     graph: dict[str, Any]
     graph_digest: str
     tensors: tuple[WeightTensor, ...]
@@ -46,18 +46,18 @@ def write_document(
     tensors: Sequence[WeightTensor],
     submodel: ExecutableSpec,
     *,
-    fuses_qkv: bool,
+    changes: ModelChanges,
 ) -> dict[str, Any]:
     """Writes a submodel as JSON.
 
     Args:
-        model_config: The `config.json` that the graph spec's description comes from.
+        model_config: The `config.json` that the graph spec's description comes from, with the changes.
         tensors: Those of any rank's shard; all have the same shapes.
     """
     graph = {one.name: getattr(spec, one.name) for one in fields(spec) if one.name != "description"}
     document = SubmodelDocument(
         model_config=dict(model_config),
-        fuses_qkv=fuses_qkv,
+        changes=changes,
         graph=msgspec.to_builtins(graph),
         graph_digest=_digest(spec),
         tensors=tuple(tensors),
@@ -75,11 +75,11 @@ def read_document(document: dict[str, Any]) -> tuple[GraphSpec, tuple[WeightTens
         ProgramUnsupported: This interpreter describes the model in another way.
     """
     read = msgspec.convert(document, SubmodelDocument)
-    description = describe_model(read.model_config)
+    description = read.changes.apply(describe_model(read.model_config))
     graph = dict(read.graph)
     graph["sampling"] = msgspec.convert(graph["sampling"], Sampling)
     graph["optional_inputs"] = tuple(graph["optional_inputs"])
-    spec = GraphSpec(description=fuse_qkv(description) if read.fuses_qkv else description, **graph)
+    spec = GraphSpec(description=description, **graph)
     if _digest(spec) != read.graph_digest:
         raise ProgramUnsupported(read.submodel.tag, "is described in another way by the interpreter that lowers it")
     return spec, read.tensors, read.submodel

@@ -17,6 +17,7 @@ from compiler_svc.golden.steps import RankSteps
 from compiler_svc.lower.errors import XlaRunFailed
 from compiler_svc.lower.neuron.xla_runner import XlaRunner, xla_runner
 from compiler_svc.models.token_ids import read_token_ids
+from compiler_svc.models.transforms import UNCHANGED
 from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
@@ -60,7 +61,7 @@ def check(
     tensors = plan.describe_shard(0, None, 0).tensors
     submodels = [describe_submodel(internal, *submodel) for submodel in SUBMODELS]
     documents = {
-        one.tag: write_document(tiny.checkpoint.config, internal, tensors, one, fuses_qkv=False) for one in submodels
+        one.tag: write_document(tiny.checkpoint.config, internal, tensors, one, changes=UNCHANGED) for one in submodels
     }
     shards = [directory / f"rank{rank}.safetensors" for rank in range(spec.tp_degree)]
     for rank, path in enumerate(shards):

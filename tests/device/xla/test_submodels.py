@@ -13,7 +13,7 @@ import torch
 
 from compiler_svc.lower.xla import register_operators
 from compiler_svc.models.registry import describe_model
-from compiler_svc.models.transforms import fuse_qkv
+from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state
 from execution.collectives import operators
@@ -81,16 +81,18 @@ def check(
     make_run: Callable[..., Run] | None = None,
     *,
     rank: int = 0,
-    fuses_qkv: bool = False,
+    model_changes: ModelChanges = UNCHANGED,
     **changes: Any,
 ) -> dict[str, torch.Tensor]:
     """Compares what a rank generates with the modules on the CPU, and gives it."""
     config = tiny.checkpoint.config
-    own: dict[str, Any] = {"sampling": make_sampling(temperature=0.0), "ctx_batch_size": 3}
-    if fuses_qkv:
-        own["description"] = fuse_qkv(describe_model(config))
+    own: dict[str, Any] = {
+        "description": model_changes.apply(describe_model(config)),
+        "sampling": make_sampling(temperature=0.0),
+        "ctx_batch_size": 3,
+    }
     spec = tiny.spec(**(own | changes))
-    traces = Traces(config, fuses_qkv=fuses_qkv)
+    traces = Traces(config, changes=model_changes)
     results, expected = (generate(tiny, spec, rank, one) for one in (make_run or traces.make_run, run_eagerly))
     for graph in traces.graphs.values():
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
@@ -126,7 +128,7 @@ def test_prompts_that_end_their_rows(architecture: str, attributes: dict[str, An
 
 def test_fused_projections(tmp_path: Path) -> None:
     tiny = write_tiny_model(tmp_path, LLAMA["mha-bias-untied"])
-    check(tiny, fuses_qkv=True)
+    check(tiny, model_changes=ModelChanges(fuses_qkv=True))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -14,6 +14,7 @@ import torch_xla.core.xla_model
 from torch_xla.debug import metrics
 
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
+from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
@@ -31,10 +32,10 @@ class Traces:
         graphs: The graph that each submodel ran, by its tag.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, fuses_qkv: bool = False) -> None:
+    def __init__(self, config: Mapping[str, Any], *, changes: ModelChanges = UNCHANGED) -> None:
         self.graphs: dict[str, Graph] = {}
         self._config = config
-        self._fuses_qkv = fuses_qkv
+        self._changes = changes
         self._modules: list[torch.nn.Module] = []
         self._weights: dict[str, torch.Tensor] = {}
         self._state: dict[str, torch.Tensor] = {}
@@ -43,7 +44,7 @@ class Traces:
         self, spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]
     ) -> Run:
         """A submodel with named inputs. What it takes and gives is on the CPU, but for the state."""
-        made = make_submodel(self._config, spec, plan, submodel, fuses_qkv=self._fuses_qkv)
+        made = make_submodel(self._config, spec, plan, submodel, changes=self._changes)
         self._modules.append(made.module)
         if not self._weights:
             self._weights = to_device({name: shard[name] for name in made.weights})
@@ -77,7 +78,12 @@ class Traces:
 
 
 def make_submodel(
-    config: Mapping[str, Any], spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, *, fuses_qkv: bool = False
+    config: Mapping[str, Any],
+    spec: GraphSpec,
+    plan: WeightPlan,
+    submodel: ExecutableSpec,
+    *,
+    changes: ModelChanges = UNCHANGED,
 ) -> Submodel:
     """Builds a submodel as a front end for Neuron does: from JSON, by the name that the JSON comes with.
 
@@ -85,7 +91,7 @@ def make_submodel(
         config: The model's `config.json`.
     """
     tensors = plan.describe_shard(0, None, 0).tensors
-    document = write_document(config, spec, tensors, submodel, fuses_qkv=fuses_qkv)
+    document = write_document(config, spec, tensors, submodel, changes=changes)
     make: MakeSubmodel = resolve_name(MAKE_MODULE)
     return make(json.loads(json.dumps(document)))
 

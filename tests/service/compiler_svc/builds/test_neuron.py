@@ -37,6 +37,8 @@ CONFIG = {
 }
 #: Two ranks, which return tokens only.
 GREEDY_PAIR = {"tp_degree": 2, "on_device_sampling_config": {}}
+#: What changes the description of the model, besides.
+CHANGED_PAIR = GREEDY_PAIR | {"fused_qkv": True, "vocab_parallel": True}
 TAGS = ["context_encoding_8", "token_generation_32"]
 
 
@@ -69,10 +71,16 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         assert {name for name in compiler.libraries() if "torch" in name} == set()
 
 
-async def test_xla_computes_what_is_compared_without_a_core(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(GREEDY_PAIR, id="pair"), pytest.param(CHANGED_PAIR, id="changed-pair", marks=pytest.mark.slow)],
+)
+async def test_xla_computes_what_is_compared_without_a_core(
+    home: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     interpreter = make_interpreter(tmp_path, has_xla=True)
     async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
-        result = response_of(await compile_tiny(compiler.client, changes=GREEDY_PAIR))
+        result = response_of(await compile_tiny(compiler.client, changes=changes))
         assert await read_golden_check(compiler.client, result.digest) == bundle_pb2.GOLDEN_CHECK_XLA_CPU
     assert any("XLA on the CPU computed" in warning for warning in result.warnings)
     layout = Layout(home / "store")

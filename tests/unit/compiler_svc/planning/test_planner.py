@@ -54,6 +54,11 @@ class TestLimits:
         assert [note for note in plan(planner, "tiny", "trn3").warnings if "unverified" in note]
         assert not [note for note in plan(planner, "tiny", "trn2").warnings if "unverified" in note]
 
+    @pytest.mark.parametrize("target", list(TARGETS))
+    def test_plans_for_neuron_say_once_that_no_graph_is_checked(self, planner: Planner, target: str) -> None:
+        notes = [note for note in plan(planner, "tiny", target).warnings if "the check of graphs" in note]
+        assert len(notes) == (target != "cpu")
+
 
 class TestLargest:
     """The largest size fits, and one more does not."""

@@ -33,6 +33,7 @@ from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags
 from compiler_svc.lower.neuron.interpreter import lower_submodel, make_request
 from compiler_svc.lower.neuron.model_builder import compile_submodel
 from compiler_svc.lower.neuron.request import NeuronExecutable
+from compiler_svc.models.transforms import UNCHANGED
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.named_submodel import make_named_submodel
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
@@ -78,7 +79,7 @@ def neuronx_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 def write(tiny: TinyModel, spec: GraphSpec, submodel: ExecutableSpec) -> dict[str, Any]:
     tensors = tiny.plan(tp_degree=spec.tp_degree).describe_shard(0, None, 0).tensors
-    return write_document(tiny.checkpoint.config, spec, tensors, submodel, fuses_qkv=False)
+    return write_document(tiny.checkpoint.config, spec, tensors, submodel, changes=UNCHANGED)
 
 
 def stage(
