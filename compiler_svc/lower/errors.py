@@ -132,3 +132,8 @@ class XlaRunFailed(LoweringError):
             tag=tag,
             how=how,
         )
+
+
+def may_hide_memory_limit(error: KilnError) -> bool:
+    """Whether Neuron's packages failed without a code of neuronx-cc, as they do when they reach a limit of the host."""
+    return isinstance(error, NeuronTraceFailed | NeuronCompilerFailed) and not error.metadata.get("codes")

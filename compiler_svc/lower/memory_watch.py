@@ -44,10 +44,14 @@ class MemoryWatch:
         finally:
             task.cancel()
 
-    def explains_end(self, limit_bytes: int, log: Path) -> bool:
-        """Whether a process that ended without a result had reached its memory limit."""
+    def explains_end(self, limit_bytes: int, output: str) -> bool:
+        """Whether a process that ended without a result had reached its memory limit.
+
+        Args:
+            output: What the process and those that it started said.
+        """
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
-        return is_near or _REFUSALS.search(log.read_text(errors="replace")) is not None
+        return is_near or _REFUSALS.search(output) is not None
 
     async def _watch(self, find_group: Callable[[], int | None]) -> None:
         while True:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
 
@@ -17,10 +16,14 @@ import structlog
 
 from bundle.confinement import LOWERING
 from bundle.shortage import find_shortage, outlast_shortages
-from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
+from compiler_svc.lower.errors import (
+    LoweringFailed,
+    LoweringMemoryExceeded,
+    LoweringTimedOut,
+    may_hide_memory_limit,
+)
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
-from execution.failure import Failure
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.forkserver.watch import PATIENCE_S
@@ -115,17 +118,24 @@ class LoweringPool:
         lowering.toolchain.require_programs()
         exit_code, memory = await outlast_shortages(partial(self._run, job))
         outcome = read_outcome(job)
-        if isinstance(outcome, Failure):
-            raise outcome.to_error()
-        if outcome is None:
-            limit_bytes = self._memory_limit_bytes
-            if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, job.log_path):
-                raise LoweringMemoryExceeded(job.tag, limit_bytes)
-            how, tail = _describe_end(exit_code), _tail(job.log_path)
-            # It quotes generated code and directories of this host, so no client gets it.
-            _log.error("lowering failed", tag=job.tag, how=how, output=tail)
-            raise find_shortage(RuntimeError(tail)) or LoweringFailed(job.tag, how)
-        return outcome
+        if isinstance(outcome, LoweredExecutable):
+            return outcome
+        output = job.log_path.read_text(errors="replace")
+        if outcome is not None:
+            error = outcome.to_error()
+            if may_hide_memory_limit(error):
+                self._check_memory(job, memory, f"{output}\n{error}")
+            raise error
+        self._check_memory(job, memory, output)
+        how, tail = _describe_end(exit_code), _tail(output)
+        # It quotes generated code and directories of this host, so no client gets it.
+        _log.error("lowering failed", tag=job.tag, how=how, output=tail)
+        raise find_shortage(RuntimeError(tail)) or LoweringFailed(job.tag, how)
+
+    def _check_memory(self, job: LoweringJob, memory: MemoryWatch, output: str) -> None:
+        limit_bytes = self._memory_limit_bytes
+        if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, output):
+            raise LoweringMemoryExceeded(job.tag, limit_bytes)
 
     async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:
         call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory),))
@@ -169,6 +179,5 @@ def _describe_end(exit_code: int | None) -> str:
     return signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(lines[-_LOG_TAIL_LINES:])
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-_LOG_TAIL_LINES:])

@@ -111,6 +111,16 @@ def make_other_weight(document: dict[str, Any]) -> Submodel:
     return make(document, OtherWeight)
 
 
+class Hungry(Changed):
+    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        bytearray(1 << 45)
+        return outputs
+
+
+def make_hungry(document: dict[str, Any]) -> Submodel:
+    return make(document, Hungry)
+
+
 class Variadic(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         return tensors[0]

@@ -19,6 +19,7 @@ from bundle.verification import BlobVerifier
 from compiler_svc.builds.neuron_files import COMPANION_TYPES
 from compiler_svc.lower.neuron.hlo import read_hlo
 from compiler_svc.records import GOLDEN_TYPE
+from tests.checkpoints.random_weights import write_checkpoint
 from tests.neuron.standin import VERSIONS, make_interpreter
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, read_refusal, refusal, response_of
@@ -78,17 +79,39 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
 async def test_xla_computes_what_is_compared_without_a_core(
     home: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
+    write_checkpoint(home / "models" / "tuned", seed=1)
     interpreter = make_interpreter(tmp_path, has_xla=True)
     async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
-        result = response_of(await compile_tiny(compiler.client, changes=changes))
-        assert await read_golden_check(compiler.client, result.digest) == bundle_pb2.GOLDEN_CHECK_XLA_CPU
-    assert any("XLA on the CPU computed" in warning for warning in result.warnings)
+        client = compiler.client
+        compiled = response_of(await compile_tiny(client, changes=changes))
+        tuned = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="tiny")
+        sharded = response_of(await client.finish(await client.compiler.ShardWeights(tuned)))
+        for result in (compiled, sharded):
+            assert await read_golden_check(client, result.digest) == bundle_pb2.GOLDEN_CHECK_XLA_CPU
+            assert any("XLA on the CPU computed" in warning for warning in result.warnings)
+            check_golden_record(home, result.digest)
+    check_weights_alone(home, compiled.digest, sharded.digest)
+
+
+def check_golden_record(home: Path, digest: str) -> None:
     layout = Layout(home / "store")
-    (referrer,) = list_referrers(layout, result.digest, GOLDEN_TYPE)
+    (referrer,) = list_referrers(layout, digest, GOLDEN_TYPE)
     record = json.loads(read_referrer(layout, referrer.digest))
     assert record["method"] == "xla_cpu"
     assert {one["tag"]: one["num_steps"] > 0 for one in record["executables"]} == dict.fromkeys(TAGS, True)
     assert 0 < record["max_deviation"] < 1e-5, "logits, also of bundles that return tokens"
+
+
+def check_weights_alone(home: Path, full_digest: str, weights_digest: str) -> None:
+    full, weights = (open_bundle(Layout(home / "store"), one) for one in (full_digest, weights_digest))
+    weights.verify(BlobVerifier(None))
+    assert weights.manifest.executables == ()
+    for same in ("graph_abi_digest", "target", "tp_degree", "state"):
+        assert getattr(weights.manifest, same) == getattr(full.manifest, same)
+    (own,), (others,) = weights.manifest.weight_sets, full.manifest.weight_sets
+    assert len(own.shards) == 2
+    assert [shard.tensors for shard in own.shards] == [shard.tensors for shard in others.shards]
+    assert {shard.blob for shard in own.shards}.isdisjoint(shard.blob for shard in others.shards)
 
 
 async def read_golden_check(client: Client, digest: str) -> bundle_pb2.GoldenCheck:

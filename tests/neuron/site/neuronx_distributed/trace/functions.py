@@ -2,8 +2,8 @@
 
 `trace` runs the module on tensors without memory, so that it finds what upstream's tracer finds: inputs that nothing
 uses, tensors that are written in place, buffers that are assigned anew. `compile` writes a file that is a NEFF by its
-header and its archive, or does as the file that KILN_TEST_NEURONX_CC names says: it fails, or its NEFF always returns
-the row of numbers that the file has for its tag.
+header and its archive, or does as the file that KILN_TEST_NEURONX_CC names says: it runs a program in neuronx-cc's
+place, it fails, or its NEFF always returns the row of numbers that the file has for its tag.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import json
 import math
 import os
 import struct
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -130,7 +132,7 @@ def compile(hlo_module: Any, metaneff: Any, compiler_workdir: str, compiler_args
         outcome = Path(os.environ.get("KILN_TEST_NEURONX_CC", "none"))
         orders = json.loads(outcome.read_text()) if outcome.exists() else {}
         (directory / "log-neuron-cc.txt").write_text(orders.get("log", "all went well\n"))
-        _obey(orders)
+        _obey(orders, directory)
         lnc = next(int(flag.partition("=")[2]) for flag in compiler_args.split() if flag.startswith("--lnc="))
         target = next(flag.partition("=")[2] for flag in compiler_args.split() if flag.startswith("--target="))
         (directory / "compiler_args.txt").write_text(compiler_args)
@@ -163,6 +165,8 @@ def render_tensor(one: Any, alias: str) -> str:
     return f"{one.name.decode()} answer {alias} {NRT_DTYPES[one.data_type]} {len(one.shape)} {shape}"
 
 
-def _obey(orders: dict[str, str]) -> None:
+def _obey(orders: dict[str, str], directory: Path) -> None:
+    if "program" in orders:
+        subprocess.run([sys.executable, "-c", orders["program"]], cwd=directory, check=True)
     if "error" in orders:
         raise ValueError(orders["error"])
