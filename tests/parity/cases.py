@@ -156,11 +156,12 @@ SHORT_RUN: Final = (
 BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
     Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
     Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
-    Case("bloom-slopes", 2, 1, 1, prompts="chunked"),
+    Case("bloom-slopes", 2, 0, 1, prompts="chunked"),
 )
 
 #: The other rows of the covering array.
 LONG_RUN: Final = (
+    Case("bloom-slopes", 2, 1, 1, prompts="chunked"),
     Case("padded-mha-longrope", 2, 0, 2, "left", "host", is_fused=True),
     Case("mistral-window", 4, 1, 1, "left", "host", is_fused=True),
     Case("qwen2-some-layers-slide", 2, 0, 2, "left", "device", is_fused=True),
@@ -243,9 +244,7 @@ def picking_parameters() -> list[Any]:
 
 
 def _picking_marks(case: Case) -> list[pytest.MarkDecorator]:
-    if case.level:
-        return [pytest.mark.toolchain, pytest.mark.slow]
-    return [] if case.geometry.startswith("padded") else [pytest.mark.slow]
+    return [pytest.mark.slow, *([pytest.mark.toolchain] if case.level else [])]
 
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:

@@ -45,6 +45,7 @@ def process(stack: Stack, tmp_path: Path) -> Iterator[RuntimeProcess]:
         yield started
 
 
+@pytest.mark.slow
 def test_deployments_side_by_side_outlive_the_runtime(process: RuntimeProcess, story: str, pirate: str) -> None:
     first = process.load(story, "first", cores=[2])
     second = process.load(pirate, "second", threads_per_core=2)

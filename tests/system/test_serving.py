@@ -217,6 +217,7 @@ def test_killed_rank_ends_its_streams_and_the_next_request_works(stack: Stack) -
     stack.kiln("unload", "killed")
 
 
+@pytest.mark.slow
 def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
     """The prompt is long enough for a prefill of over a second on two cores, and the model is soon written."""
     model = stack.new_model("long")

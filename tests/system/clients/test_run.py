@@ -92,6 +92,7 @@ def test_a_checkpoint_elsewhere(kiln: Kiln, tmp_path: Path) -> None:
     assert {one["id"] for one in restarted["deployments"]} == {"kiln-tiny", "elsewhere"}
 
 
+@pytest.mark.slow
 def test_serve_until_it_is_stopped(home: Path, kiln: Kiln) -> None:
     free = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
     with running_hub() as hub:

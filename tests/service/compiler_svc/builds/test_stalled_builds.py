@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 from google.longrunning import operations_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
@@ -33,6 +34,7 @@ async def wait_for(compiler: CompilerProcess, name: str) -> psutil.Process:
     return found[0]
 
 
+@pytest.mark.slow
 async def test_stopped_builds_and_forkservers(home: Path) -> None:
     async with run_compiler(home, f"--build-idle-timeout={TIMEOUT_S}") as compiler:
         operation = await begin_compile(compiler, "build")

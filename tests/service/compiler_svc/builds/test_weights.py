@@ -179,6 +179,7 @@ def write_untokenized(home: Path, name: str, seed: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_weights_whose_tokenizer_is_converted(client: Client, home: Path) -> None:
     shutil.rmtree(home / "models" / "tiny")
     for seed, name in enumerate(("tiny", "tuned")):
