@@ -108,6 +108,7 @@ def test_weights_as_declared_take_the_memory_that_they_take_in_the_checkpoint(st
     assert worst_deviation(Reference(reference.path, model), prompt, tokens) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_float16_is_as_near_to_float32_as_transformers_is(stack: Stack, level: int) -> None:
     written, name = write_model(stack, f"half-o{level}"), f"half-o{level}"

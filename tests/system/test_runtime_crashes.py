@@ -74,6 +74,7 @@ def test_runtime_killed_during_a_load(process: RuntimeProcess, fleet: Fleet, tmp
     assert assert_blobs_are_whole(tmp_path / "cache") > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["SWAP"])
 def test_runtime_killed_while_weights_change(process: RuntimeProcess, fleet: Fleet, tmp_path: Path, stage: str) -> None:
     process.load(fleet.story)

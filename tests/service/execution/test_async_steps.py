@@ -47,7 +47,11 @@ async def prefill_both(group: RankGroup) -> None:
 
 
 @pytest.fixture(
-    params=[(0, 1), (0, 2), (0, 4), *(pytest.param((1, ranks), marks=pytest.mark.toolchain) for ranks in (1, 2))],
+    params=[
+        *((0, ranks) for ranks in (1, 2, 4)),
+        pytest.param((1, 1), marks=pytest.mark.toolchain),
+        pytest.param((1, 2), marks=[pytest.mark.toolchain, pytest.mark.slow]),
+    ],
     ids=str,
 )
 def picking_ranks(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:

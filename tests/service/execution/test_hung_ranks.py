@@ -112,7 +112,9 @@ async def test_a_rank_that_goes_on_is_left_alone(eager: ToyBundle, forkservers: 
         assert not group.died.done()
 
 
-@pytest.mark.parametrize(("hang", "factor"), [("sleeping", 1), ("computing", BUSY_FACTOR)])
+@pytest.mark.parametrize(
+    ("hang", "factor"), [("sleeping", 1), pytest.param("computing", BUSY_FACTOR, marks=pytest.mark.slow)]
+)
 async def test_a_step_that_never_returns(eager: ToyBundle, hang: Hang, factor: int) -> None:
     """A rank that computes gets ten times as long, and a tenth of all that if an operation is in a hurry."""
     with hanging_forkserver(EXPORTED_PROGRAM.name, hang) as forkserver:

@@ -97,6 +97,7 @@ def examine(kiln: Kiln, *words: str, fails: str = "", target: str = "trn2") -> d
     return records
 
 
+@pytest.mark.slow
 def test_every_check_is_ok(kiln: Kiln, host: Host) -> None:
     records = examine(kiln)
     assert {name: one["status"] for name, one in records.items()} == dict.fromkeys(

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
@@ -30,6 +31,7 @@ async def compile_tiny(client: Client, **fields: Any) -> pb.CompileResponse:
     return response_of(await client.finish(operation))
 
 
+@pytest.mark.slow
 async def test_debug_keeps_every_graph_and_changes_no_byte_of_the_bundle(home: Path) -> None:
     async with run_compiler(home) as compiler:
         client = compiler.client

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import grpc
+import pytest
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
@@ -66,6 +67,7 @@ def write_families(site: Path) -> Path:
     return site
 
 
+@pytest.mark.slow
 async def test_builds_with_other_logits_fail_and_others_say_what_was_compared(home: Path, tmp_path: Path) -> None:
     write_checkpoint(home / "models" / "far", architectures=["FarForCausalLM"])
     write_checkpoint(home / "models" / "near", architectures=["NearForCausalLM"])

@@ -72,10 +72,8 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         assert {name for name in compiler.libraries() if "torch" in name} == set()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [pytest.param(GREEDY_PAIR, id="pair"), pytest.param(CHANGED_PAIR, id="changed-pair", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [GREEDY_PAIR, CHANGED_PAIR], ids=["pair", "changed-pair"])
 async def test_xla_computes_what_is_compared_without_a_core(
     home: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -117,6 +117,7 @@ def test_loops_over_tokens_end_with_the_last_live_one(tmp_path: Path, lowerings:
     library.close()
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_loops_over_the_vocabulary_leave_out_rows_that_are_not_live(
     tmp_path: Path, lowerings: ForkserverClient

@@ -148,6 +148,7 @@ def test_processes_pick_what_the_modules_pick(
     assert asyncio.run(serve(bundle, forkservers)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_compiled_ranks_pick_what_the_modules_pick(
     compiled_bundle: UnpublishedBundle, forkservers: RankForkservers, expected: list[list[int]]

@@ -122,6 +122,7 @@ async def check_end(job: LoweringJob, running: Running, pool: LoweringPool, orde
     assert read_neff(executable.path, executable.tag).lnc == 2
 
 
+@pytest.mark.slow
 async def test_cancelling(stage_one: Stage, pool: LoweringPool, order: Order) -> None:
     lowering, running = await start(pool, job := stage_one(), order)
     lowering.cancel()
