@@ -9,7 +9,7 @@ import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 
 from tests.parity.bundles import Bundles
-from tests.parity.cases import NUM_SLOTS, SEQ_LEN, Case, parameters
+from tests.parity.cases import SEQ_LEN, Case, parameters
 from tests.parity.record import ParityRecord, ParityResult
 from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, deviation, draw_prompt
 from tests.servers.stack import Stack, token_request
@@ -32,7 +32,7 @@ def test_parity(bundles: Bundles, stack: Stack, record: ParityRecord | None, cas
     with bundles.deployed(case) as deployment:
         greedy = Greedy(stack, deployment, reference, case)
         greedy.compare_alone(is_short=record is None)
-        greedy.compare_in_company(case.num_streams if record is not None else case.num_streams // 2 + NUM_SLOTS)
+        greedy.compare_in_company()
         if case.padding_side == "right":
             greedy.compare_in_a_session()
     assert (greedy.num_cached > 0) == (case.prompts == "cached")
@@ -65,9 +65,9 @@ class Greedy:
             count = min(num_tokens, SEQ_LEN - length) if length < longest else SEQ_LEN - length
             self._compare(length, self._generate(length, count, wants_logits=True))
 
-    def compare_in_company(self, num_streams: int) -> None:
+    def compare_in_company(self) -> None:
         """Streams of different lengths over four slots, which come and go; every other one with its logits."""
-        edges = self._case.edges
+        num_streams, edges = self._case.num_streams, self._case.edges
         with ThreadPoolExecutor(num_streams) as pool:
             streams = []
             for index in range(num_streams):
