@@ -31,10 +31,10 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard 
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# What CI runs: the static checks, then every test but the slow ones. Four workers for two cores, because many tests
+# What CI runs: the static checks, then every test but the slow ones. Three workers for two cores, because many tests
 # wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Everything. The parity matrix goes on where an interrupted run stopped, and writes docs/models.md.
 test-full: lint
