@@ -22,8 +22,7 @@ async def serve(settings: Settings) -> None:
         # Like PATH for other compilers: the processes that ask for versions and lower inherit it.
         os.environ[NEURON_PYTHON.variable] = str(settings.neuron_python)
     if settings.neuron_front_end is not None:
-        variable, _ = NEURON_PYTHON.choices[FRONT_END]
-        os.environ[variable] = settings.neuron_front_end
+        os.environ[NEURON_PYTHON.choices[FRONT_END].variable] = settings.neuron_front_end
     make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
     with closing(make_forkserver()) as forkserver:
         planning = PlanningPool(forkserver)

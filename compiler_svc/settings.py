@@ -10,7 +10,7 @@ from typing import Final
 
 from compiler_svc.compiles.build_runner import BUILD_IDLE_TIMEOUT_S
 from compiler_svc.compiles.journal import Retention
-from compiler_svc.lower.neuron.request import FRONT_ENDS
+from compiler_svc.lower.neuron.request import FRONT_ENDS, RESERVED_FRONT_ENDS
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_prefix
 from edge.config import EdgeConfig
 from edge.logs import LogConfig
@@ -32,6 +32,7 @@ from edge.options import (
 )
 from targets.cpu import CPU
 from targets.isa import NATIVE
+from targets.neuron import FRONT_END, NEURON_PYTHON
 
 #: Share of this process's memory limit; the rest is for the service, build processes and other processes.
 _LOWERING_SHARE: Final = 0.75
@@ -163,8 +164,8 @@ OPTIONS: Final = (
     Option(
         "neuron-front-end",
         one_of(*FRONT_ENDS),
-        "what makes NEFFs of submodels in that Python; the name torch_neuron is reserved, and refused",
-        default_text="model_builder",
+        f"what makes NEFFs of submodels in that Python; reserved and refused: {', '.join(RESERVED_FRONT_ENDS)}",
+        default_text=NEURON_PYTHON.choices[FRONT_END].default,
     ),
     Option(
         "golden-cores",

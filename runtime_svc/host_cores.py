@@ -56,10 +56,12 @@ async def _count_cores(device: ExecutableFormat, logical_core_size: int) -> int:
         # The library may write to the same place before.
         answer = msgspec.json.decode(output.splitlines()[-1], type=int | Failure)
     except TimeoutError as error:
-        process.kill()
         raise DeviceCallFailed(device.core_counter, f"no answer within {_ANSWER_TIMEOUT_S:g} s") from error
     except (IndexError, msgspec.DecodeError) as error:
         raise DeviceCallFailed(device.core_counter, f"its process ended with {process.returncode}") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
     if isinstance(answer, Failure):
         raise answer.to_error()
     return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from targets.target import ExecutableFormat, Lowering, Target
-from targets.toolchain import Interpreter, Toolchain
+from targets.toolchain import Choice, Interpreter, Toolchain
 
 _GIB: Final = 1 << 30
 
@@ -41,7 +41,7 @@ NEURON_PYTHON: Final = Interpreter(
         ("neuronx-cc", "2.26.6360.0"),
         ("libneuronxla", "2.2.17544.0"),
     ),
-    choices={FRONT_END: ("KILN_COMPILER_NEURON_FRONT_END", "model_builder")},
+    choices={FRONT_END: Choice("KILN_COMPILER_NEURON_FRONT_END", default="model_builder")},
 )
 #: Packages of Neuron's apt repository, of the same SDK: the driver of hosts; what ranks load, and what several ranks of
 #: one bundle load besides.

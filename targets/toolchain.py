@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from targets.errors import NeuronToolchainMissing, ToolchainMissing
 
@@ -64,6 +64,13 @@ class Program:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+class Choice(NamedTuple):
+    """One of several ways to do something, which an environment variable names, and the way without it."""
+
+    variable: str
+    default: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
     """Another Python, with distributions that cannot be installed beside this compiler's.
@@ -72,14 +79,13 @@ class Interpreter:
         name: Prefix of its versions' names.
         variable: Environment variable with its path; without it, it is this Python.
         pins: The Python distributions that it needs, each with the version that Kiln was written for.
-        choices: How it makes executables, where there are several ways: what is chosen → the environment variable with
-            the choice, and the default. They count as versions.
+        choices: How it makes executables, where there are several ways, by what is chosen. They count as versions.
     """
 
     name: str
     variable: str
     pins: tuple[tuple[str, str], ...]
-    choices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -92,8 +98,8 @@ class Interpreter:
 
     def read_choice(self, name: str) -> str:
         """Reads what was chosen."""
-        variable, default = self.choices[name]
-        return os.environ.get(variable) or default
+        choice = self.choices[name]
+        return os.environ.get(choice.variable) or choice.default
 
     def make_environment(self) -> dict[str, str]:
         """Makes the environment in which it runs: this process's, without what would show it other distributions."""

@@ -34,8 +34,8 @@ from targets.registry import TARGETS
 _NO_CORES: Final = (NeuronLibraryMissing, DeviceUnsuitable, DeviceBusy)
 #: What callers hear of a check that ran no executable, and of none.
 _BY_XLA: Final = (
-    "target.kind: no executable ran, because the compiler's host has no free core of {kind}: XLA on the CPU computed "
-    "what they were made of, and that was compared with the reference"
+    "target.kind: no executable ran, because the compiler's host has no core of {kind} that is free and may be taken: "
+    "XLA on the CPU computed what they were made of, and that was compared with the reference"
 )
 _NONE: Final = (
     "target.kind: the executables are not compared with the reference, which takes a free core of {kind} on the "

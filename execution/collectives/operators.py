@@ -75,11 +75,13 @@ def _communicator(tp_degree: int) -> Communicator:
     return communicator
 
 
-def _all_reduce(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - the schema's name
+def sum_by_communicator(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - the schema's name
+    """Adds the tensors that all ranks give, by the communicator that this thread uses: what `kiln::all_reduce` does."""
     return input.clone() if tp_degree == 1 else _communicator(tp_degree).all_reduce(input.contiguous())
 
 
-def _all_gather(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - the schema's name
+def join_by_communicator(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - the schema's name
+    """Joins the tensors that all ranks give along the last axis, by the communicator: what `kiln::all_gather` does."""
     return input.clone() if tp_degree == 1 else _communicator(tp_degree).all_gather(input.contiguous())
 
 
@@ -104,8 +106,8 @@ def _check(tensor: Tensor, tp_degree: int) -> None:
 
 _LIBRARY: Final = torch.library.Library("kiln", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _run, _fake in (
-    ("all_reduce", _all_reduce, _fake_all_reduce),
-    ("all_gather", _all_gather, _fake_all_gather),
+    ("all_reduce", sum_by_communicator, _fake_all_reduce),
+    ("all_gather", join_by_communicator, _fake_all_gather),
 ):
     _LIBRARY.define(  # type: ignore[no-untyped-call]
         f"{_name}(Tensor input, int tp_degree) -> Tensor",

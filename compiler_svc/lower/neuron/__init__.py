@@ -8,6 +8,5 @@
     python -m compiler_svc.lower.neuron.xla_process FD  xla_process: in the interpreter; has torch-xla run them
 
 `flags` says what neuronx-cc is called with. `hlo` reads graphs, and `hlo_check` refuses those that neuronx-cc would
-refuse, before it is called. Only functions of front ends, of
-`xla_model` and of `lower.xla` import Neuron's packages.
+refuse, before it is called. Only functions of front ends, of `xla_model` and of `lower.xla` import Neuron's packages.
 """

@@ -19,7 +19,7 @@ from torch import Tensor
 from compiler_svc.lower.neuron.rank_turns import RankTurns
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.lower.xla import register_operators
-from execution.collectives.operators import _all_gather, _all_reduce  # what the ranks' communicator does
+from execution.collectives.operators import join_by_communicator, sum_by_communicator
 
 #: Values of an input, row-major.
 Values = Sequence[float]
@@ -64,7 +64,7 @@ class XlaModel:
         for submodel, state in zip(submodels, self._state, strict=True):
             for name, tensor in state.items():
                 _assign(submodel.module, name, tensor)
-        with register_operators(all_reduce=_all_reduce, all_gather=_all_gather):
+        with register_operators(all_reduce=sum_by_communicator, all_gather=join_by_communicator):
             results = self._turns.run([partial(_call, one, given) for one in submodels])
         for submodel, state in zip(submodels, self._state, strict=True):
             state.update({one.name: submodel.module.get_buffer(one.name) for one in submodel.state})

@@ -6,7 +6,6 @@ Each core is tried in a process of its own, which has it until it ends. What thi
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
@@ -17,17 +16,10 @@ from typing import Any, Final
 
 from bundle.errors import KilnError
 from bundle.manifest import Target
-from execution.device_errors import DeviceBusy, DeviceUnsuitable, NeuronLibraryMissing
+from execution.device_errors import DeviceBusy, DeviceCallFailed, DeviceUnsuitable, NeuronLibraryMissing
 from execution.executors.neuron.device import LOGICAL_CORE_SIZE, VISIBLE_CORES, open_device
-from execution.executors.neuron.library import (
-    LIBRARIES,
-    STATUS_CALLS,
-    VOID_CALLS,
-    find_library,
-    open_library,
-    read_version,
-)
-from execution.executors.neuron.status import describe_status
+from execution.executors.neuron.host import count_cores
+from execution.executors.neuron.library import LIBRARIES, STATUS_CALLS, VOID_CALLS, find_library, read_version
 from targets.finding import Finding, print_finding, print_progress
 from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES
 from targets.registry import TARGETS
@@ -85,18 +77,15 @@ def inspect_library() -> Finding:
 
 def inspect_cores(target: Target) -> Finding:
     """Counts the logical cores, and takes each one for a moment."""
-    count = ctypes.c_uint32()
     # libnrt counts logical cores of this size.
     os.environ[LOGICAL_CORE_SIZE] = str(target.lnc)
     try:
-        library = open_library()
+        total = count_cores()
     except NeuronLibraryMissing as error:
         return Finding(ok=False, summary=str(error), advice=_install(*LIBRARY_PACKAGES))
-    code = library.nrt_get_total_vnc_count(ctypes.byref(count))
-    if code:
-        summary = f"nrt_get_total_vnc_count ended with {describe_status(code).name} ({code})"
-        return Finding(ok=False, summary=summary, advice=_SHOW_CORES)
-    total, tried = count.value, []
+    except DeviceCallFailed as error:
+        return Finding(ok=False, summary=str(error), advice=_SHOW_CORES)
+    tried = []
     for core in range(total):
         print_progress(f"core {core} of {total}")
         tried.append(_try_core(core, target))

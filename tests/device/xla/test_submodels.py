@@ -51,7 +51,7 @@ class EchoCommunicator:
 
 @pytest.fixture(scope="module", autouse=True)
 def echoes() -> Iterator[None]:
-    with register_operators(all_reduce=operators._all_reduce, all_gather=operators._all_gather):
+    with register_operators(all_reduce=operators.sum_by_communicator, all_gather=operators.join_by_communicator):
         yield
 
 

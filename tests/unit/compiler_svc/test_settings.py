@@ -22,6 +22,12 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert settings.default_isa == "x86-64-v3", "of bundles that travel"
 
 
+def test_golden_checks_take_free_cores_unless_they_may_take_none() -> None:
+    for words, expected in (([], True), (["--golden-cores=free"], True), (["--golden-cores=none"], False)):
+        settings = parse_settings(["--address", "127.0.0.1:0", *REQUIRED, *words])
+        assert settings.checks_on_cores is expected
+
+
 def test_a_database_elsewhere() -> None:
     url = "postgresql+psycopg://kiln@db/kiln"
     assert parse_settings(["--address", "127.0.0.1:0", *REQUIRED, "--database", url]).database_url == url
@@ -37,6 +43,7 @@ def test_a_database_elsewhere() -> None:
         ["--address", "127.0.0.1:0", *REQUIRED, "--log-level", "loud"],
         ["--address", "127.0.0.1:0", *REQUIRED, "--lowering-memory", "lots"],
         ["--address", "127.0.0.1:0", *REQUIRED, "--default-isa", "avx2"],
+        ["--address", "127.0.0.1:0", *REQUIRED, "--golden-cores", "all"],
     ],
 )
 def test_a_command_line_that_makes_no_sense(arguments: list[str]) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from kiln.compiler.v1.compiler_pb2 import Target
+
 from kiln_client.doctor.probe import Finding, OnProgress, run_probe
 from kiln_client.doctor.trial import CPU, OneLayerTrial
+from kiln_client.enums import enum_names
 from kiln_client.errors import KilnError
 from kiln_client.stack.service_process import Service
 
@@ -106,9 +109,9 @@ _NEURON_CHECKS: Final = (
     Check(name="compile", needs=("packages",), limit_s=900, run=_compile, has_logs=True),
     Check(name="step", needs=("cores", "compile"), limit_s=300, run=_step, has_logs=True),
 )
-#: By target.
+#: By target. All but cpu are Neuron's.
 CHECKS: Final[Mapping[str, Sequence[Check]]] = MappingProxyType(
-    {CPU: _CPU_CHECKS, **dict.fromkeys(("inf2", "trn1", "trn2", "trn3"), _NEURON_CHECKS)}
+    dict.fromkeys(enum_names(Target.Kind.DESCRIPTOR), _NEURON_CHECKS) | {CPU: _CPU_CHECKS}
 )
 
 

@@ -170,7 +170,7 @@ class TestCores:
             ("NRT_STAND_IN_FAMILY=2", "target.kind: got trn2; accepted: trn1", "kiln doctor --target trn1"),
             ("NRT_STAND_IN_CORES=0", "libnrt sees no core", "neuron-ls"),
             ("nrt_init 6", "core 0: the core cannot go on without a reset: nrt_init ended with NRT_HW_ERROR", "dmesg"),
-            ("nrt_get_total_vnc_count 1", "nrt_get_total_vnc_count ended with NRT_FAILURE", "neuron-ls"),
+            ("nrt_get_total_vnc_count 1", "nrt_get_total_vnc_count failed: NRT_FAILURE", "neuron-ls"),
         ],
         ids=["kind", "none", "broken", "uncounted"],
     )

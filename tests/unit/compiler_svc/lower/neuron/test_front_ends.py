@@ -173,7 +173,7 @@ def test_the_compiler_does_not_start_with_the_reserved_name(name: str) -> None:
 
 
 def test_the_choice_counts_as_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NEURON_PYTHON.choices[FRONT_END][0], "another")
+    monkeypatch.setenv(NEURON_PYTHON.choices[FRONT_END].variable, "another")
     chosen = replace(NEURON_PYTHON, pins=()).read_versions()
     assert chosen.pop("neuron.front-end") == "another"
     assert chosen.keys() == {"neuron.python"}
