@@ -7,7 +7,6 @@ with a traceback in the job's log.
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,13 +14,12 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
-from types import FrameType
 from typing import Final
 
 from bundle.errors import KilnError
 from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
 from execution.failure import Failure
-from execution.forkserver.parent_death import die_with_parent
+from execution.forkserver.parent_death import end_group_with_parent
 from targets.registry import TARGETS
 
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -46,9 +44,8 @@ def _list_needed() -> Iterator[str]:
 
 def run_job(path: str) -> None:
     """Runs the job in the directory `path`."""
-    signal.signal(signal.SIGTERM, _end_process_group)
-    # SIGTERM instead of SIGKILL, so that the handler also ends the C++ compiler.
-    die_with_parent(signal.SIGTERM, os.getppid())
+    # Not this process alone: the C++ compiler would go on.
+    end_group_with_parent(os.getppid())
     job = read_job(Path(path))
     _settle(job)
     # Resolved here, because `preload` first sets the directory in which Inductor makes its cache.
@@ -71,8 +68,3 @@ def _settle(job: LoweringJob) -> None:
     }
     # Makes tempfile read the new environment.
     tempfile.tempdir = None
-
-
-def _end_process_group(_signal: int, _frame: FrameType | None) -> None:
-    """Ends this process together with the C++ compiler, which would otherwise continue."""
-    os.killpg(0, signal.SIGKILL)

@@ -113,7 +113,7 @@ class MemoryModel:
         self._format = target.lowerings[optimization_level].format
         self._has_rings = target.has_rings
         self._skips_idle = target.skips_idle
-        self._weight_plans: dict[tuple[object, ...], WeightPlan] = {}
+        self._descriptions: dict[tuple[object, ...], ModelDescription] = {}
         self._weights: dict[tuple[object, ...], dict[str, int]] = {}
 
     def measure(self, config: InferenceConfig) -> RankMemory:
@@ -150,17 +150,22 @@ class MemoryModel:
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config
-        skipped = tuple(neuron.modules_to_not_convert or ())
-        quantization = (neuron.quantized, neuron.quantized_mlp_kernel_enabled, neuron.quantization_type, skipped)
-        key = (neuron.tp_degree, neuron.vocab_parallel, neuron.torch_dtype, neuron.cast_type, quantization)
+        key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, *_list_changes(neuron))
         if key not in self._weights:
+            groups = measure_weights(self._plan_weights(self._describe(neuron), neuron))
+            self._weights[key] = groups | {"draft": self._measure_draft(config)}
+        return self._weights[key]
+
+    def _describe(self, neuron: NeuronConfig) -> ModelDescription:
+        """Describes the model as a configuration quantizes it and divides its vocabulary, among however many ranks."""
+        key = _list_changes(neuron)
+        if key not in self._descriptions:
             description = self._model.description
             if neuron.vocab_parallel:
                 description = split_vocabulary(description)
-            description = quantize_as_configured(description, neuron, skipped)
-            groups = measure_weights(self._plan_weights(description, neuron))
-            self._weights[key] = groups | {"draft": self._measure_draft(config)}
-        return self._weights[key]
+            skipped = neuron.modules_to_not_convert or ()
+            self._descriptions[key] = quantize_as_configured(description, neuron, skipped)
+        return self._descriptions[key]
 
     def _plan_weights(self, description: ModelDescription, neuron: NeuronConfig) -> WeightPlan:
         return plan_weights(
@@ -188,6 +193,13 @@ class MemoryModel:
             item_bytes=item_bytes_of(draft.torch_dtype),
             tp_degree=neuron.tp_degree,
         )
+
+
+def _list_changes(neuron: NeuronConfig) -> tuple[object, ...]:
+    """Lists what a configuration changes in the description of which a plan measures the weights."""
+    skipped = tuple(neuron.modules_to_not_convert or ())
+    quantization = (neuron.quantized, neuron.quantized_mlp_kernel_enabled, neuron.quantization_type, skipped)
+    return neuron.vocab_parallel, *quantization
 
 
 def draft_config(config: InferenceConfig) -> NeuronConfig:

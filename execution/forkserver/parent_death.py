@@ -1,15 +1,18 @@
-"""Ends a process when its parent ends."""
+"""Ends a process, or a group of processes, when its parent ends."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import threading
 from typing import Final
 
 PARENT_ENVIRONMENT: Final = "KILN_PARENT_PID"
 
 _PR_SET_PDEATHSIG: Final = 1
+#: Of the thread that waits for a signal: memory may be limited.
+_STACK_BYTES: Final = 256 << 10
 
 
 def parent_environment() -> dict[str, str]:
@@ -28,3 +31,24 @@ def die_with_parent(death_signal: signal.Signals, parent_pid: int | None = None)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != (int(os.environ[PARENT_ENVIRONMENT]) if parent_pid is None else parent_pid):
         os.kill(os.getpid(), death_signal)
+
+
+def end_group_with_parent(parent_pid: int) -> None:
+    """Ends this process together with its process group, which it leads, when the thread that started it ends.
+
+    A thread waits for SIGTERM, which all others block. A handler would not do: Python runs handlers between its own
+    instructions, so one whose signal comes just before a wait for a child runs when that child has ended by itself.
+
+    Args:
+        parent_pid: Process id of the parent.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    usual_bytes = threading.stack_size(_STACK_BYTES)
+    threading.Thread(target=_end_group_at_signal, daemon=True).start()
+    threading.stack_size(usual_bytes)
+    die_with_parent(signal.SIGTERM, parent_pid)
+
+
+def _end_group_at_signal() -> None:
+    signal.sigwait([signal.SIGTERM])
+    os.killpg(0, signal.SIGKILL)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import threading
 import time
 
 from execution.forkserver.client import Forkserver, ForkserverClient
-from execution.forkserver.parent_death import die_with_parent
+from execution.forkserver.parent_death import end_group_with_parent
 from execution.forkserver.protocol import Call
 
 NOTHING = Call("os:getpid")
@@ -55,8 +54,7 @@ def rank() -> None:
 
 
 def lower() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    die_with_parent(signal.SIGTERM, os.getppid())
+    end_group_with_parent(os.getppid())
     note("lowering", os.getpid())
     note("lowerings", os.getppid())
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as compiler:
