@@ -17,6 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from targets.neuron import MAX_CANDIDATES
+
 #: Weights are summed as integer multiples of 2 to the minus this, so that the sum does not depend on how the vocabulary
 #: is divided.
 _WEIGHT_BITS: Final = 40
@@ -24,8 +26,6 @@ _WEIGHT_BITS: Final = 40
 _EXACT_BITS: Final = 24
 #: Ids of tokens are less than this. Keys of the second form are integers up to twice as many.
 _MAX_IDS: Final = 2 ** (_EXACT_BITS - 1)
-#: Up to so many candidates are put in order by comparing each with each.
-_MAX_COMPARED: Final = 1024
 
 
 def has_wide_integers(device: torch.device) -> bool:
@@ -55,7 +55,11 @@ def find_likeliest(logits: Tensor) -> Tensor:
     """As `sampling.greedy`, for logits that are valid: f32 [N, V] to int32 [N]."""
     if has_wide_integers(logits.device):
         return _argmax(logits)
-    ids: Tensor = torch.ops.kiln.argmax(logits)
+    _check_ids(logits.shape[-1])
+    # The operator leaves open which of equal values it takes: no two keys are equal.
+    is_likeliest = logits == logits.amax(dim=-1, keepdim=True)
+    keys = torch.where(is_likeliest, 1.0 * _MAX_IDS, 0.0) - _number(logits).float()
+    ids: Tensor = torch.ops.kiln.argmax(keys)
     return ids
 
 
@@ -76,7 +80,7 @@ def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Ten
     if has_wide_integers(logits.device):
         return _take_by_packed_keys(logits, count, ids)
     _check_ids(logits.shape[-1])
-    if count > _MAX_COMPARED:
+    if count > MAX_CANDIDATES:
         return _take_by_sorting(logits, count, ids)
     return _take_by_comparing(logits, count, ids)
 

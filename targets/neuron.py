@@ -59,6 +59,10 @@ _COMPILED: Final = (
 # Transformers NeuronX lacks 16 for trn1. The memory of a core comes from the documents too: 16 GB on inf2 and trn1,
 # 24 GB on trn2 with LNC 2, that is, for two physical cores.
 
+#: Graphs for Neuron order up to so many candidates by comparing each with each. More of them need a sort, which
+#: neuronx-cc refuses for trn2 and trn3 (NCC_EVRF029).
+MAX_CANDIDATES: Final = 1024
+
 INF2: Final = Target(kind="inf2", tp_degrees=(1, 2, 4, 8, 24), core_bytes=16 * _GIB, lowerings=_COMPILED)
 
 TRN1: Final = Target(kind="trn1", tp_degrees=(1, 2, 8, 16, 32), core_bytes=16 * _GIB, lowerings=_COMPILED)
@@ -68,6 +72,7 @@ TRN2: Final = Target(
     tp_degrees=(1, 2, 4, 8, 16, 32, 64),
     core_bytes=12 * _GIB,
     logical_core_sizes=(2, 1),
+    max_candidates=MAX_CANDIDATES,
     lowerings=_COMPILED,
 )
 
@@ -77,6 +82,7 @@ TRN3: Final = Target(
     tp_degrees_note="those of trn2 because no document lists them",
     core_bytes=18 * _GIB,
     logical_core_sizes=(2, 1),
+    max_candidates=MAX_CANDIDATES,
     lowerings=_COMPILED,
     note="target.kind: trn3's 36 GiB of a core with LNC 2 and its tp degrees are unverified",
 )

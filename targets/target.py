@@ -83,6 +83,8 @@ class Target:
             says otherwise.
         isas: Instruction sets for which executables can be made.
         lowerings: How executables are made at optimization levels 0, 1 and 2.
+        max_candidates: The most tokens that executables put in order, because the target's compiler has no sort; None:
+            it has one, and they order whole vocabularies.
         returns_internal: Whether executables return the internal outputs of the ABI, for the golden check. That costs
             nothing if outputs are in the host's memory anyway; a device would have to copy them in every step.
         skips_idle: Whether executables skip what no token needs: rows behind the live ones, and positions of the KV
@@ -102,6 +104,7 @@ class Target:
     logical_core_sizes: tuple[int, ...] = (1,)
     isas: IsaLevels = field(default_factory=IsaLevels)
     lowerings: tuple[Lowering, Lowering, Lowering]
+    max_candidates: int | None = None
     returns_internal: bool = False
     skips_idle: bool = False
     has_rings: bool = False

@@ -13,6 +13,7 @@ from typing import Final
 
 from bundle.manifest import TargetKind
 from compiler_svc.lower.neuron.hlo import Computation, HloModule, Instruction, Shape
+from targets.registry import TARGETS
 
 _SIGNED: Final = frozenset({"s4", "s8", "s16", "s32", "s64"})
 _UNSIGNED: Final = frozenset({"u4", "u8", "u16", "u32", "u64"})
@@ -22,6 +23,8 @@ _64_BITS: Final = frozenset({"s64", "u64"})
 #: Targets whose 8-bit float is F8E4M3 rather than F8E4M3FN.
 _OLD_FLOAT8: Final = frozenset({"inf2", "trn1", "trn2"})
 _PASSING: Final = frozenset({"tuple", "get-tuple-element"})
+#: Targets whose compiler has no sort.
+_WITHOUT_SORT: Final = frozenset(kind for kind, target in TARGETS.items() if target.max_candidates is not None)
 #: What Neuron's packages call their custom calls.
 _CUSTOM_CALLS: Final = "AwsNeuron"
 #: The folders whose lines a finding names. What is above them differs from host to host.
@@ -123,6 +126,11 @@ RULES: Final = (
         "NCC_EVRF022",
         "a number of 32 bits",
         lambda place: place.op.opcode == "shift-right-arithmetic" and not place.takes({"s32", "u32", "f32"}),
+    ),
+    Rule(
+        "NCC_EVRF029",
+        "Neuron's own top-k, of at most so many tokens as the target orders",
+        lambda place: place.op.opcode == "sort" and place.target in _WITHOUT_SORT,
     ),
     Rule(
         "NCC_EVRF035",

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from compiler_svc.lower.errors import (
     NeuronCompilerFailed,
@@ -33,6 +36,9 @@ _MEMORY_CODES: Final = frozenset({"NCC_EOOM001", "NCC_EOOM002", "NCC_EVRF009", "
 #: neuronx-cc's log, below the folder that it works in.
 _LOG_FILE: Final = "log-neuron-cc.txt"
 _LOG_TAIL_LINES: Final = 20
+
+#: Of rows twice as wide neuronx-cc 2.26 is reported to take the top 8 at most: more end in ISGV902.
+_MAX_TOP_K_COLUMNS: Final = 16_384
 
 #: What the tracer says, and what it means for a submodel.
 _TRACE_ADVICE: Final[Sequence[tuple[str, str]]] = (
@@ -61,7 +67,7 @@ def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
         tensor_model_parallel_size=request.tp_degree,
         lnc_size=request.logical_nc_config,
     )
-    with ranks, register_operators():
+    with ranks, register_operators(**OPERATORS):
         submodel = make_submodel(request.document)
         traced = _trace(submodel, request.tag)
         graph: bytes = traced.hlo.SerializeToString()
@@ -74,6 +80,36 @@ def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
         neff = _compile(traced, request)
     program = tensors.to_program(is_collective=module.has_collectives, flags=request.flags)
     return NeuronExecutable(neff=neff, graph=path, metaneff=metaneff, program=program)
+
+
+def find_largest(values: Tensor) -> Tensor:
+    """`kiln::argmax` by the custom call `AwsNeuronArgMax`: f32 [N, M] to int32 [N]."""
+    from torch_neuronx.xla_impl.ops import Argmax  # noqa: PLC0415 - in this interpreter alone
+
+    places: Tensor = Argmax.apply(values, dim=1, keepdim=False)
+    return places.to(torch.int32)
+
+
+def take_largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`kiln::topk` by the custom call `AwsNeuronTopK`: f32 [N, M] to f32 and int32 [N, count]."""
+    from torch_neuronx.xla_impl.ops import TopK  # noqa: PLC0415 - in this interpreter alone
+
+    if values.shape[-1] <= _MAX_TOP_K_COLUMNS:
+        largest, places = TopK.apply(values, count, dim=1)
+        return largest, places.to(torch.int32)
+    tops = []
+    for start in range(0, values.shape[-1], _MAX_TOP_K_COLUMNS):
+        # A copy, because torch-xla makes of a view here a gather by a table.
+        part = torch.slice_copy(values, 1, start, start + _MAX_TOP_K_COLUMNS)
+        largest, places = take_largest(part, min(count, part.shape[-1]))
+        tops.append((largest, places + start))
+    largest, places = (torch.cat(parts, dim=1) for parts in zip(*tops, strict=True))
+    largest, chosen = take_largest(largest, count)
+    return largest, places.gather(1, chosen)
+
+
+#: Neuron's own operators, by the names of those in whose place graphs have them.
+OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {"argmax": find_largest, "topk": take_largest}
 
 
 def _trace(submodel: Submodel, tag: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from tests.device.xla.hlo import Instruction, parse
 
 #: Types that Neuron's compiler takes without a thought. u8 holds truth values on their way to `and` and `or`.
 TYPES: Final = {"f32", "bf16", "s32", "u8", "pred"}
-#: What may have 64 bits: torch-xla compares an index with a number in s64, and torch's argmax and top-k give s64, which
-#: is converted at once. Such numbers are not added or sorted, and index nothing.
+#: What may have 64 bits: torch-xla compares an index with a number in s64. Such numbers are not added or sorted, and
+#: index nothing.
 WIDE_OPS: Final = {"constant", "parameter", "convert", "broadcast", "reshape", "compare"}
+#: Operators of Neuron's compiler, and the types of the places that they give, which are converted at once.
+CALLS: Final = {"AwsNeuronArgMax": "s64", "AwsNeuronTopK": "u32"}
 #: Operations that no graph has; Neuron's compiler refuses them, or has none.
 REFUSED_OPS: Final = {
-    "custom-call",
+    "sort",
     "while",
     "conditional",
     "rng",
@@ -88,13 +91,26 @@ def check_graph(graph: Graph, state_sizes: Collection[int]) -> None:
     CHECKED.update(graphs=1, instructions=opcodes.total())
 
 
+def find_call(instruction: Instruction) -> str:
+    """What a custom call calls."""
+    (target,) = re.findall(r'custom_call_target="([^"]*)"', instruction.text)
+    return target
+
+
+def is_of_call(instruction: Instruction, dtype: str) -> bool:
+    """Whether an instruction gives or takes apart what an operator of Neuron's compiler gives, of this type."""
+    if instruction.op == "custom-call":
+        return CALLS.get(find_call(instruction)) == dtype
+    return instruction.op == "get-tuple-element" and dtype == CALLS["AwsNeuronTopK"]
+
+
 def check_instructions(instructions: Sequence[Instruction], state_sizes: Collection[int]) -> None:
     """Fails if instructions break a rule that is ours, beside those of `compiler_svc.lower.neuron.hlo_check`."""
     broken = [
         instruction.text
         for instruction in instructions
         for dtype in instruction.dtypes
-        if not (dtype in TYPES or (dtype == "s64" and instruction.op in WIDE_OPS))
+        if not (dtype in TYPES or (dtype == "s64" and instruction.op in WIDE_OPS) or is_of_call(instruction, dtype))
     ]
     assert broken == []
 
@@ -103,8 +119,7 @@ def check_instructions(instructions: Sequence[Instruction], state_sizes: Collect
 
     assert [one.text for one in of(*REFUSED_OPS)] == []
     assert [one.text for one in instructions if "<=" in one.text.partition(" = ")[2].partition("(")[0]] == []
-    # Keys of sorts come first; the places behind them are s32.
-    assert [one.text for one in of("sort") if one.operand_dtypes[0] not in ("f32", "bf16")] == []
+    assert [one.text for one in of("custom-call") if find_call(one) not in CALLS] == []
     assert [one.text for one in of("dot") if set(one.operand_dtypes) - {"f32", "bf16"}] == []
     assert [one.text for one in of("scatter") if one.dtypes[0] not in ("f32", "bf16")] == []
     assert [one.text for one in of("all-reduce", "reduce-scatter") if set(one.dtypes) - {"f32", "bf16"}] == []

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from compiler_svc.lower.xla import register_operators
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state
 from execution.sampling import sample
@@ -98,14 +97,13 @@ def test_case(case: Case, tmp_path: Path) -> None:
     )
     walk, expected = Walk((ours, ours)), Walk((theirs[0], theirs[1]))
 
-    with register_operators():
-        steps = walk.start()
-        num_compiles = count_compiles()
-        traces.swap(load_shard(models[1].plan(dtype=case.dtype), models[1].checkpoint))
-        steps += walk.go_on()
-        assert count_compiles() == num_compiles, "weights are arguments of the graphs"
-        before = traces.read_state()
-        steps += walk.finish()
+    steps = walk.start()
+    num_compiles = count_compiles()
+    traces.swap(load_shard(models[1].plan(dtype=case.dtype), models[1].checkpoint))
+    steps += walk.go_on()
+    assert count_compiles() == num_compiles, "weights are arguments of the graphs"
+    before = traces.read_state()
+    steps += walk.finish()
     reference = expected.start() + expected.go_on() + expected.finish()
 
     recorded = read_records()

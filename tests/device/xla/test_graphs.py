@@ -14,6 +14,7 @@ from torch_xla.core.xla_model import all_reduce
 
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.lower import xla
+from compiler_svc.lower.neuron.model_builder import OPERATORS
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import write_tiny_model
@@ -103,7 +104,7 @@ class GraphCase:
         spec = tiny.spec(**(PICKS["greedy"] | {"output_logits": False, "ctx_batch_size": 2} | self.options))
         plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
         made = make_submodel(tiny.checkpoint.config, spec, plan, describe_submodel(spec, self.submodel, self.bucket))
-        with xla.register_operators(**operators):
+        with xla.register_operators(**OPERATORS, **operators):
             graph = trace_graph(made, load_shard(plan, tiny.checkpoint, rank))
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
         return graph

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
+import pytest
 import torch
 import torch_xla
 
+from compiler_svc.lower.neuron.model_builder import OPERATORS, find_largest, take_largest
 from compiler_svc.lower.xla import register_operators
 from execution.candidates import find_likeliest, take_top
+from tests.device.xla.graphs import check_graph, find_call, read_graph
 from tests.device.xla.traces import one_graph
 
 
@@ -25,7 +31,8 @@ def test_own_operators() -> None:
         return take_last_of_equals(values, count)
 
     with register_operators(topk=take, argmax=lambda values: values.argmin(-1).to(torch.int32)):
-        assert find_likeliest(on_device).cpu().tolist() == [3]
+        # Of the keys of `find_likeliest`, the lowest is that of the last of the others.
+        assert find_likeliest(on_device).cpu().tolist() == [5]
         with one_graph():
             top, ids = take_top(on_device, 4)
             torch_xla.sync(wait=True)
@@ -33,3 +40,31 @@ def test_own_operators() -> None:
     assert (top.tolist(), ids.tolist()) == ([[3.0, 3.0, 3.0, 1.0]], [[1, 2, 4, 0]])
     assert find_likeliest(on_device).cpu().tolist() == [1]
     assert calls == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("num_columns", "widths"),
+    [(9, [9]), (16_384, [16_384]), (16_385, [16_384, 1, 9]), (40_000, [16_384, 16_384, 7_232, 24])],
+)
+def test_neurons_operators(num_columns: int, widths: list[int]) -> None:
+    """Rows are no wider than neuronx-cc takes, and nothing is sorted."""
+    logits = torch.randn(2, num_columns).to(torch_xla.device())
+    with register_operators(**OPERATORS):
+        graph = read_graph([*take_top(logits, 8), find_likeliest(logits)], {"logits": logits})
+    check_graph(graph, ())
+    calls = [one for one in graph.instructions if one.op == "custom-call"]
+    taken = [int(re.search(r"custom-call\(f32\[2,(\d+)\]", one.text)[1]) for one in calls]
+    # Candidates are taken twice.
+    assert sorted(taken) == sorted([*widths * 2, num_columns])
+    assert Counter(map(find_call, calls)) == {"AwsNeuronTopK": 2 * len(widths), "AwsNeuronArgMax": 1}
+
+
+@pytest.mark.parametrize("num_columns", [9, 16_385, 40_000])
+def test_parts_of_wide_rows(num_columns: int) -> None:
+    """Off the device the doubles compute what Neuron's operators do."""
+    values = torch.randn(3, num_columns)
+    largest, places = take_largest(values, 9)
+    wanted = values.topk(9)
+    assert torch.equal(largest, wanted.values)
+    assert torch.equal(places, wanted.indices.to(torch.int32))
+    assert torch.equal(find_largest(values), values.argmax(-1).to(torch.int32))

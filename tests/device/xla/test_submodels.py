@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any, Final
 import pytest
 import torch
 
-from compiler_svc.lower.xla import register_operators
 from compiler_svc.models.registry import describe_model
 from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.trace.graph_spec import GraphSpec
@@ -36,6 +35,10 @@ PROMPTS: Final = {2: draw_tokens(CONTEXT_BUCKET, seed=1), 0: draw_tokens(5, seed
 LATER: Final = {slot: draw_tokens(4, seed=10 + slot) for slot in PROMPTS}
 
 
+#: In place of collectives.
+ECHOES: Final = {"all_reduce": operators.sum_by_communicator, "all_gather": operators.join_by_communicator}
+
+
 @dataclass(frozen=True)
 class EchoCommunicator:
     """Stands in for ranks that all hold what this one holds, so that a rank can run alone on any device."""
@@ -47,12 +50,6 @@ class EchoCommunicator:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor] * self.tp_degree, dim=-1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def echoes() -> Iterator[None]:
-    with register_operators(all_reduce=operators.sum_by_communicator, all_gather=operators.join_by_communicator):
-        yield
 
 
 def generate(tiny: TinyModel, spec: GraphSpec, rank: int, make_run: Callable[..., Run]) -> dict[str, torch.Tensor]:
@@ -92,7 +89,7 @@ def check(
         "ctx_batch_size": 3,
     }
     spec = tiny.spec(**(own | changes))
-    traces = Traces(config, changes=model_changes)
+    traces = Traces(config, changes=model_changes, operators=ECHOES)
     results, expected = (generate(tiny, spec, rank, one) for one in (make_run or traces.make_run, run_eagerly))
     for graph in traces.graphs.values():
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})

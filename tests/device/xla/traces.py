@@ -1,9 +1,14 @@
-"""One rank's submodels on the XLA device, as the lowering for Neuron builds them. Traces share weights and state."""
+"""One rank's submodels on the XLA device, as the lowering for Neuron builds them. Traces share weights and state.
+
+A submodel is traced twice: the graph that is read has Neuron's own operators, whose custom calls only Neuron's compiler
+knows; the graph that runs has torch-xla's instead.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any
@@ -13,14 +18,22 @@ import torch_xla
 import torch_xla.core.xla_model
 from torch_xla.debug import metrics
 
+from compiler_svc.lower.neuron.model_builder import OPERATORS
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
+from compiler_svc.lower.xla import register_operators
 from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
 from compiler_svc.trace.submodels import ExecutableSpec
 from tests.device.xla.graphs import Graph, read_graph
+from tests.neuron.standin import SITE
 from tests.ranks.stepping import Run
+
+Operators = Mapping[str, Callable[..., Any]]
+
+# Front ends import the operators of Neuron's packages from there.
+sys.path.append(str(SITE))
 
 
 class Traces:
@@ -29,12 +42,15 @@ class Traces:
     State is in buffers that every trace reads and assigns anew. Weights are tensors that every trace reads.
 
     Attributes:
-        graphs: The graph that each submodel ran, by its tag.
+        graphs: The graph that Neuron would get of each submodel that ran, by its tag.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, changes: ModelChanges = UNCHANGED) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, changes: ModelChanges = UNCHANGED, operators: Operators | None = None
+    ) -> None:
         self.graphs: dict[str, Graph] = {}
         self._config = config
+        self._operators = operators or {}
         self._changes = changes
         self._modules: list[torch.nn.Module] = []
         self._weights: dict[str, torch.Tensor] = {}
@@ -55,12 +71,12 @@ class Traces:
         def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             inputs = to_device(dict(zip(made.examples, tensors[:num_inputs], strict=True)))
             self._state = to_device(dict(zip(submodel.state, tensors[num_inputs:], strict=True)))
-            with one_graph():
+            if tag not in self.graphs:
+                with register_operators(**OPERATORS, **self._operators):
+                    self.graphs[tag] = read_step(made, inputs, self._state, self._weights)
+            with register_operators(**self._operators), one_graph():
                 outputs, new_state = take_step(made, inputs, self._state)
-                results = [*outputs, *new_state.values()]
-                if tag not in self.graphs:
-                    self.graphs[tag] = read_graph(results, inputs | self._state | self._weights)
-                torch_xla.core.xla_model.unlazy(results)
+                torch_xla.core.xla_model.unlazy([*outputs, *new_state.values()])
             self._state = new_state
             return (*(output.cpu() for output in outputs), *new_state.values())
 
@@ -160,9 +176,18 @@ def trace_graph(made: Submodel, shard: Mapping[str, torch.Tensor]) -> Graph:
     weights = to_device({name: shard[name] for name in made.weights})
     put_weights(made.module, weights)
     state = to_device({one.name: made.module.get_buffer(one.name) for one in made.state})
-    inputs = to_device(made.examples)
+    return read_step(made, to_device(made.examples), state, weights)
+
+
+def read_step(
+    made: Submodel,
+    inputs: Mapping[str, torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+) -> Graph:
+    """The graph of a step that is not taken: the submodel has its state as before."""
     outputs, new_state = take_step(made, inputs, state)
-    graph = read_graph([*outputs, *new_state.values()], inputs | state | weights)
+    graph = read_graph([*outputs, *new_state.values()], {**inputs, **state, **weights})
     # The next graph would begin with this one's collectives: torch-xla keeps their order beyond a graph.
     put_state(made.module, state)
     del outputs, new_state

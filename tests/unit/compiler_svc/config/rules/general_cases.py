@@ -78,6 +78,19 @@ TARGET_CASES = (
         passes={"tp_degree": 8},
         target="trn3",
     ),
+    *(
+        RuleCase(
+            "on_device_sampling_config.global_topk",
+            f"from 1 to 1024, unless every token is the likeliest: the compiler for {target} has no sort",
+            fails={"on_device_sampling_config": {"dynamic": True, "global_topk": global_topk}},
+            passes={"on_device_sampling_config": {"dynamic": is_dynamic, "global_topk": passing}},
+            target=target,
+        )
+        for target, global_topk, is_dynamic, passing in (
+            ("trn2", 1025, True, 1024),
+            ("trn3", 0, False, 0),
+        )
+    ),
 )
 
 ATTENTION_CASES = (

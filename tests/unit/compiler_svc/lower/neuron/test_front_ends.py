@@ -40,8 +40,8 @@ print(traced.hlo.computations, traced.metaneff.name, traced.graph)
 
 
 def signature_of(name: str, owner: str | None = None) -> list[str] | None:
-    """Names of the parameters that are recorded of a function, or of a class's constructor."""
-    wanted = (owner or name, "__init__") if owner or name[0].isupper() else (None, name)
+    """Names of the parameters that are recorded of a function, of a class's constructor, or of a method of `owner`."""
+    wanted = (name, "__init__") if owner is None and name[0].isupper() else (owner, name)
     rows = [one for one in RECORD if (one["class"], one["name"]) == wanted]
     return [one["name"] for one in rows[0]["parameters"]] if rows else None
 
@@ -74,10 +74,13 @@ def find_unrecorded(source: str) -> Iterator[str]:
 
 def _find_calls(tree: ast.AST, taken: dict[str, str]) -> Iterator[str]:
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in taken):
+        if not isinstance(node, ast.Call):
             continue
-        name = taken[node.func.id]
-        parameters = signature_of(name)
+        first, _, method = ast.unparse(node.func).partition(".")
+        if first not in taken:
+            continue
+        name = method or taken[first]
+        parameters = signature_of(name, taken[first] if method else None)
         if parameters is None:
             yield f"a call of {name}"
             continue
@@ -137,6 +140,9 @@ def test_front_ends_alone_import_upstream() -> None:
             TRACED,
             ["TraceArtifacts.graph", "hlo.computations", "metaneff.name"],
         ),
+        ("from torch_neuronx.xla_impl.ops import TopK\nTopK.apply(values, 5, dim=1)", []),
+        ("from torch_neuronx.xla_impl.ops import TopK\nTopK.apply(values, 5, sorted=True)", ["apply(sorted=…)"]),
+        ("from torch_neuronx.xla_impl.ops import TopK\nTopK.run(values)", ["a call of run"]),
         ("import_module('torch_neuronx.xla_impl')", ["torch_neuronx.xla_impl, by its name"]),
     ],
 )

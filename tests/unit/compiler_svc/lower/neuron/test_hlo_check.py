@@ -14,6 +14,7 @@ from tests.neuron.hlo_modules import Array, Module, Op
 
 F32 = Array("f32", (2, 8))
 REPLACE = [Op("parameter", Array("s32")), Op("parameter", Array("s32"), parameter=1)]
+SORT = Op("sort", (F32, Array("s32", (2, 8))))
 ADD = [*REPLACE, Op("add", Array("s32"), operands=(201, 202))]
 
 
@@ -35,13 +36,13 @@ BROKEN = [
     ("NCC_EVRF005", Op("convert", Array("f8e4m3fnuz", (2,))), (F32,), None),
     ("NCC_EVRF051", Op("convert", Array("f8e4m3fn", (2,))), (F32,), None),
     ("NCC_EVRF006", Op("rng-bit-generator", Array("u32", (2,)), rng_algorithm=2), (F32,), None),
-    ("NCC_EVRF013", Op("sort", Array("s64", (3, 2048))), (Array("s64", (3, 2048)),), None),
     ("NCC_EVRF013", Op("topk", Array("s32", (3, 5))), (Array("s32", (3, 2048)),), None),
     ("NCC_EVRF013", Op("custom-call", Array("s32", (3, 5)), target="AwsNeuronTopK"), (Array("s32", (3, 9)),), None),
     ("NCC_EVRF015", Op("custom-call", F32, target="cu_threefry2x32"), (F32,), None),
     ("NCC_EVRF016", Op("scatter", Array("s32", (8,))), (Array("s32", (8,)), Array("s32"), Array("s32")), ADD),
     ("NCC_EVRF019", Op("reduce-window", F32), (F32, F32, Array("f32"), Array("f32")), None),
     ("NCC_EVRF022", Op("shift-right-arithmetic", Array("s64", (2,))), (Array("s64", (2,)), Array("s64", (2,))), None),
+    ("NCC_EVRF029", SORT, (F32, Array("s32", (2, 8))), None),
     ("NCC_EVRF035", Op("dot", Array("s32", (2, 2))), (Array("s32", (2, 8)), Array("s32", (8, 2))), None),
     ("NCC_EVRF061", Op("all-reduce", Array("s32", (2,))), (Array("s32", (2,)),), None),
     ("NCC_EVRF062", Op("power", Array("s64", (2,))), (Array("s64", (2,)), Array("s64", (2,))), None),
@@ -53,7 +54,6 @@ ACCEPTED = [
     (Op("convert", Array("f32", (2,))), (Array("bf16", (2,)),), None),
     (Op("convert", Array("f8e5m2", (2,))), (F32,), None),
     (Op("rng-bit-generator", Array("u32", (2,))), (F32,), None),
-    (Op("sort", (F32, Array("s32", (2, 8)))), (F32, Array("s32", (2, 8))), None),
     (Op("custom-call", Array("s32", (3,)), target="AwsNeuronArgMax"), (F32,), None),
     (Op("custom-call", (F32, F32), target="AwsNeuronTopK"), (F32,), None),
     # It writes integers where they belong, and adds none.
@@ -88,6 +88,15 @@ def test_float8_is_a_matter_of_the_target() -> None:
     assert find(Op("convert", Array("f8e4m3fn", (2,))), F32, target="trn3") == ()
 
 
+@pytest.mark.parametrize(
+    ("target", "codes"), [("trn1", []), ("inf2", []), ("trn2", ["NCC_EVRF029"]), ("trn3", ["NCC_EVRF029"])]
+)
+def test_a_sort_is_a_matter_of_the_target(target: TargetKind, codes: list[str]) -> None:
+    assert [one.code for one in find(SORT, F32, Array("s32", (2, 8)), target=target)] == codes
+    integers = Array("s64", (3, 9))
+    assert [one.code for one in find(Op("sort", integers), integers, target=target)] == ["NCC_EVRF013", *codes]
+
+
 def test_an_operation_inside_of_another_counts() -> None:
     inner = [Op("parameter", Array("f32")), Op("convert", Array("f64"), operands=(201,))]
     (found,) = find(Op("reduce", Array("f32")), F32, called=inner)
@@ -96,9 +105,9 @@ def test_an_operation_inside_of_another_counts() -> None:
 
 def test_a_finding_names_the_operation_and_our_line() -> None:
     source = ("/somewhere/sources/compiler_svc/models/layers/logits.py", 97)
-    (found,) = find(Op("sort", Array("s64", (3, 9)), source=source), Array("s64", (3, 9)))
+    (found,) = find(Op("topk", Array("s64", (3, 9)), source=source), Array("s64", (3, 9)))
     assert str(found) == (
-        "NCC_EVRF013: sort sort.102 of s64[3,9] at compiler_svc/models/layers/logits.py:97; accepted: floating-point "
+        "NCC_EVRF013: topk topk.102 of s64[3,9] at compiler_svc/models/layers/logits.py:97; accepted: floating-point "
         "keys"
     )
 

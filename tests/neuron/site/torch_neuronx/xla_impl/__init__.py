@@ -1,0 +1,1 @@
+"""A double of the package with the operators of Neuron's compiler."""
