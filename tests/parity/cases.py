@@ -142,9 +142,9 @@ REFUSED: Final = (
 #: The rows of `make test`; at level 1 one bucket of each submodel is enough, since compiling is what costs.
 SHORT_RUN: Final = (
     Case("gqa2-tied-linear", 1, 0, 2, "left", "host"),
-    Case("gqa4-tied-llama3", 4, 1, 1, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
+    Case("gqa4-tied-llama3", 1, 1, 1, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
     Case("mistral-window", 1, 0, 2, "right", "device", layout="blocks", prompts="chunked"),
-    Case("mistral-window", 2, 0, 2, "right", "device", is_fused=True, prompts="chunked"),
+    Case("qwen2-some-layers-slide", 4, 0, 2, "left", "host"),
     Case("qwen2-some-layers-slide", 1, 1, 1, "right", "host", is_fused=True, prompts="chunked"),
     Case("qwen3-head-dim-tied", 1, 0, 2, "left", "device"),
     Case("qwen3-head-dim-tied", 2, 1, 1, "left", "host"),
@@ -160,7 +160,8 @@ BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
 
 #: The other rows of the covering array.
 LONG_RUN: Final = (
-    Case("qwen2-some-layers-slide", 4, 0, 2, "left", "host"),
+    Case("gqa4-tied-llama3", 4, 1, 1, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
+    Case("mistral-window", 2, 0, 2, "right", "device", is_fused=True, prompts="chunked"),
     Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
     Case("bloom-slopes", 2, 1, 1, prompts="chunked"),
     Case("padded-mha-longrope", 2, 0, 2, "left", "host", is_fused=True),

@@ -29,6 +29,7 @@ from tests.servers.running_compiler import Client, refusal, serve_compiler
 FAMILIES = """
 import os
 import signal
+import time
 from dataclasses import replace
 
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
@@ -36,7 +37,7 @@ from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 
 def never_end(config):
     while True:
-        pass
+        time.sleep(60)
 
 
 def eat_memory(config):
