@@ -40,11 +40,14 @@ from compiler_svc.database.engine import Database
 from compiler_svc.errors import StoreLocked
 from compiler_svc.metrics import list_metrics
 from compiler_svc.planning.planner import PlannerSettings
-from compiler_svc.planning.pool import PlanningPool
+from compiler_svc.planning.pool import PlanningLimits, PlanningPool
 from compiler_svc.settings import Settings
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from edge.tracing import open_tracing
+
+#: Plans with a check of graphs that run at once. Each takes what a lowering takes, beside the builds.
+_MAX_GRAPH_CHECKS: Final = 1
 
 SERVICES: Final = (
     "kiln.compiler.v1.CompilerService",
@@ -106,6 +109,14 @@ async def open_server(
             default_isa=settings.default_isa,
             urls=settings.urls,
         )
+        graph_checks = planning.with_limits(
+            PlanningLimits(
+                max_running=_MAX_GRAPH_CHECKS,
+                max_waiting=settings.max_waiting,
+                timeout_s=settings.lowering_timeout_s,
+                max_memory_bytes=settings.lowering_memory_bytes,
+            )
+        )
         queue = CompileQueue(
             services,
             max_builds=settings.max_builds,
@@ -120,6 +131,7 @@ async def open_server(
                 queue=queue,
                 store=store,
                 planning=planning,
+                graph_checks=graph_checks,
                 planner=planner,
             )
             compiler_pb2_grpc.add_CompilerServiceServicer_to_server(compiler, server)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from google.longrunning import operations_pb2
@@ -44,12 +46,14 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         queue: CompileQueue,
         store: BundleStore,
         planning: PlanningPool,
+        graph_checks: PlanningPool,
         planner: PlannerSettings,
     ) -> None:
         """Takes the services that requests use.
 
         Args:
             planning: Runs all that reads a client's configuration and checkpoint.
+            graph_checks: The same for plans that check graphs, which take what a lowering takes.
             planner: Settings of planners, with the roots that checkpoints must lie in.
         """
         self._database = database
@@ -57,6 +61,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self._queue = queue
         self._store = store
         self._planning = planning
+        self._graph_checks = graph_checks
         self._planner = planner
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
@@ -75,8 +80,12 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
     async def PlanCompile(self, request: pb.PlanCompileRequest, context: Any) -> pb.PlanCompileResponse:
         """Predicts what a compile would make and need."""
         check_limits(request)
-        plan = await self._planning.run(partial(plan_compile, self._planner, plan_request_from_pb(request)))
-        return plan_to_pb(plan)
+        plan = partial(plan_compile, self._planner, plan_request_from_pb(request))
+        if not request.check_graphs:
+            return plan_to_pb(await self._planning.run(plan))
+        # Here, and not in the process: that may be killed.
+        with TemporaryDirectory(prefix="kiln-plan-") as directory:
+            return plan_to_pb(await self._graph_checks.run(partial(plan, directory=Path(directory))))
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
         """Validates a request, then starts to write weights."""

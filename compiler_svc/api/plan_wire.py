@@ -13,6 +13,7 @@ from compiler_svc.api.compiler_wire import build_fields_from_pb
 from compiler_svc.config.domains import show
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.cost import CostEstimate
+from compiler_svc.planning.graph_check import GraphCheck
 from compiler_svc.planning.memory import RankMemory
 from compiler_svc.planning.planner import PlanRequest
 from compiler_svc.planning.report import LargestSizes, PlanReport
@@ -31,7 +32,7 @@ def plan_request_from_pb(request: pb.PlanCompileRequest) -> PlanRequest:
     if core_bytes != 0 and core_bytes < _LEAST_CORE_BYTES:
         accepted = f"0, which takes the target's, or at least {_LEAST_CORE_BYTES} bytes"
         raise ConfigInvalid([FieldViolation("core_memory_bytes", str(core_bytes), accepted)])
-    return PlanRequest(core_memory_bytes=core_bytes or None, **fields)
+    return PlanRequest(core_memory_bytes=core_bytes or None, check_graphs=request.check_graphs, **fields)
 
 
 def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
@@ -62,6 +63,26 @@ def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
         cores_needed=plan.cores_needed,
         cost=None if plan.cost is None else _cost_to_pb(plan.cost),
         resolved_config_json=json.dumps(plan.config.to_json()),
+        graph_check=None if plan.graph_check is None else _check_to_pb(plan.graph_check),
+    )
+
+
+def _check_to_pb(check: GraphCheck) -> pb.GraphCheck:
+    return pb.GraphCheck(
+        num_graphs=check.num_graphs,
+        num_findings=check.num_findings,
+        findings=[
+            pb.GraphFinding(
+                tag=one.tag,
+                submodel=one.submodel,
+                bucket=pb.Bucket(tokens=one.bucket),
+                code=one.finding.code,
+                operation=one.finding.operation,
+                accepted=one.finding.wanted,
+                source=one.finding.source,
+            )
+            for one in check.findings
+        ],
     )
 
 

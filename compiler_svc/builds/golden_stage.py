@@ -24,7 +24,7 @@ from compiler_svc.golden.steps import RankSteps
 from compiler_svc.lower.neuron.xla_runner import XlaRunner, xla_runner
 from compiler_svc.planning.build_plan import BuildPlan, describe_executables
 from compiler_svc.records import Stage
-from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
+from compiler_svc.trace.submodel_document import MAKE_MODULE
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import check_finite
 from execution.device_errors import DeviceBusy, DeviceUnsuitable, NeuronLibraryMissing
@@ -101,11 +101,10 @@ class GoldenStage:
 
     def _open(self, manifest: Manifest, runner: XlaRunner) -> RankSteps:
         # Logits are compared, too, if clients get none.
-        model = replace(self.plan.model, returns_internal=True)
-        tensors = self.plan.weights.describe_shard(0, None, 0).tensors
+        plan = replace(self.plan, model=replace(self.plan.model, returns_internal=True))
         documents = {
-            submodel.tag: write_document(self.checkpoint.config, model, tensors, submodel, changes=self.plan.changes)
-            for submodel in describe_executables(model, self.config)
+            submodel.tag: plan.write_submodel(self.checkpoint.config, submodel)
+            for submodel in describe_executables(plan.model, self.config)
         }
         shards = sorted(manifest.shards(), key=lambda shard: shard.rank)
         runner.open(MAKE_MODULE, documents, [self.blob_path(shard.blob) for shard in shards if shard.blob is not None])

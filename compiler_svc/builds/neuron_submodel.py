@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler_svc.builds.build import Build
 from compiler_svc.lower.job import NeuronSubmodel
 from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags
-from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
+from compiler_svc.trace.submodel_document import MAKE_MODULE
 from compiler_svc.trace.submodels import ExecutableSpec
 from targets.neuron import NEURON_PYTHON
 
@@ -16,19 +16,13 @@ def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[
     Args:
         toolchain: Versions of what makes the executables.
     """
-    spec, config, model = build.spec, build.spec.config.neuron_config, build.plan.model
+    spec, config = build.spec, build.spec.config.neuron_config
     interpreter = spec.toolchain.interpreter
     if interpreter is None:
         return None
     return NeuronSubmodel(
         make_module=MAKE_MODULE,
-        document=write_document(
-            build.checkpoint.config,
-            model,
-            build.plan.weights.describe_shard(0, None, 0).tensors,
-            submodel,
-            changes=build.plan.changes,
-        ),
+        document=build.plan.write_submodel(build.checkpoint.config, submodel),
         flags=list_flags(
             submodel.submodel,
             CompilerOptions(
@@ -42,5 +36,5 @@ def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[
             compiler_version=toolchain[f"{NEURON_PYTHON.name}.neuronx-cc"],
         ),
         logical_nc_config=config.logical_nc_config,
-        tp_degree=model.tp_degree,
+        tp_degree=build.plan.model.tp_degree,
     )

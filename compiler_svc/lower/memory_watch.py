@@ -51,13 +51,22 @@ class MemoryWatch:
             output: What the process and those that it started said.
         """
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
-        return is_near or _REFUSALS.search(output) is not None
+        return is_near or tells_refusal(output)
 
     async def _watch(self, find_group: Callable[[], int | None]) -> None:
         while True:
             if (group := find_group()) is not None:
                 self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, group))
             await asyncio.sleep(_INTERVAL_S)
+
+
+def tells_refusal(output: str) -> bool:
+    """Whether a process says that it was refused memory.
+
+    Args:
+        output: What the process and those that it started said.
+    """
+    return _REFUSALS.search(output) is not None
 
 
 def _read_data_bytes(process_group: int) -> int:

@@ -16,6 +16,7 @@ from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodel_document import write_document
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.held_sizes import check_sizes
@@ -41,6 +42,11 @@ class BuildPlan:
     limits: Limits
     tokens: Tokens
     serving: Serving
+
+    def write_submodel(self, model_config: Mapping[str, Any], submodel: ExecutableSpec) -> dict[str, Any]:
+        """Writes a submodel as JSON, for another interpreter; see `write_document`."""
+        tensors = self.weights.describe_shard(0, None, 0).tensors
+        return write_document(model_config, self.model, tensors, submodel, changes=self.changes)
 
 
 def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKind) -> BuildPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from compiler_svc.planning.admission import (
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
+from compiler_svc.planning.graph_check import GraphCheck, check_graphs, require_checks
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
@@ -39,14 +41,15 @@ from compiler_svc.planning.variation import Variations
 from compiler_svc.remote.urls import NO_URLS, UrlSettings
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
+from execution.forkserver.parent_death import end_group_with_parent
 from targets.cpu import CPU
 from targets.errors import NeuronToolchainMissing
 from targets.registry import TARGETS
 
-#: Plans do not start the interpreter for Neuron, which alone can make the graphs that the check reads.
+#: Plans start the interpreter for Neuron, which alone can make the graphs that the check reads, if they are asked to.
 _UNCHECKED_GRAPHS: Final = (
-    "target.kind: the check of graphs for what neuronx-cc refuses has not run, because plans trace none; a compile "
-    "runs it on each graph before neuronx-cc is called"
+    "target.kind: the check of graphs for what neuronx-cc refuses has not run, because check_graphs is not set; a "
+    "compile runs it on each graph before neuronx-cc is called"
 )
 
 
@@ -56,9 +59,11 @@ class PlanRequest(BuildRequest):
 
     Attributes:
         core_memory_bytes: Memory of one core; None for the target's own.
+        check_graphs: Whether graphs are traced and checked, too.
     """
 
     core_memory_bytes: int | None
+    check_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,12 @@ class PlannerSettings:
     urls: UrlSettings = NO_URLS
 
 
-def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
+def plan_compile(settings: PlannerSettings, request: PlanRequest, directory: Path | None = None) -> PlanReport:
     """Plans a compile; see `Planner.plan`. Opens the database for it: call it in a process of its own."""
+    if request.check_graphs:
+        # Not this process alone: the interpreter for Neuron would go on. Before other threads start, one of which would
+        # take the signal.
+        end_group_with_parent(os.getppid())
     database = Database(settings.database_url)
     try:
         planner = Planner(
@@ -117,7 +126,7 @@ def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
             default_isa=settings.default_isa,
             urls=settings.urls,
         )
-        return planner.plan(request)
+        return planner.plan(request, directory)
     finally:
         database.close()
 
@@ -149,8 +158,11 @@ class Planner:
         self._default_isa = default_isa
         self._urls = urls
 
-    def plan(self, request: PlanRequest) -> PlanReport:
+    def plan(self, request: PlanRequest, directory: Path | None = None) -> PlanReport:
         """Plans a compile. Reads JSON files and tensor headers, and takes as long as they make it take.
+
+        Args:
+            directory: Receives the files of the check of graphs, if the request asks for it.
 
         Raises:
             ConfigInvalid, FeatureNotServed: The request has mistakes.
@@ -158,7 +170,10 @@ class Planner:
             PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
             ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
             ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
+            NeuronToolchainMissing, NeuronTraceFailed, PlanFailed: See `require_checks` and `check_graphs`.
         """
+        if request.check_graphs:
+            require_checks(request.target_kind)
         target = self._check_target(request)
         checkpoint, resolution = resolve_request(request, self._model_roots, self._urls)
         model, config = read_model(checkpoint), resolution.config
@@ -207,7 +222,20 @@ class Planner:
                     num_lowerings=self._num_lowerings,
                 ),
             ),
+            graph_check=self._check_graphs(request, checkpoint, limit.measure(config.neuron_config), directory),
         )
+
+    def _check_graphs(
+        self, request: PlanRequest, checkpoint: Checkpoint, memory_bytes: int, directory: Path | None
+    ) -> GraphCheck | None:
+        if not request.check_graphs:
+            return None
+        assert directory is not None, "checks have a directory"
+        # As a compile resolves it: what that refuses has no graph.
+        config = _resolve(request, request.document, checkpoint, compiles=True)
+        kind = request.target_kind
+        build = plan_build(checkpoint, config.neuron_config, target=kind)
+        return check_graphs(build, checkpoint.config, directory, target=kind, memory_bytes=memory_bytes)
 
     def _check_target(self, request: PlanRequest) -> Target | None:
         """The target of the executables; None if this host can plan for it but not compile."""
@@ -265,9 +293,11 @@ class Planner:
         return self._database.run_and_wait(read)
 
 
-def _resolve(request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint) -> InferenceConfig:
+def _resolve(
+    request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint, *, compiles: bool = False
+) -> InferenceConfig:
     dtype = read_declared_dtype(checkpoint)
-    return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind).config
+    return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind, compiles=compiles).config
 
 
 def _find_warnings(
@@ -276,7 +306,7 @@ def _find_warnings(
     """Lists the warnings about the plan and the compile."""
     if note := TARGETS[request.target_kind].note:
         yield note
-    if request.target_kind != CPU.kind:
+    if request.target_kind != CPU.kind and not request.check_graphs:
         yield _UNCHECKED_GRAPHS
     if target is not None:
         yield from warn_of_unused_instructions(request, target)
@@ -289,9 +319,8 @@ def _find_warnings(
 
 def _warn_of_uncompiled(request: PlanRequest, checkpoint: Checkpoint) -> Iterator[str]:
     """Says what of the configuration a compile for the target refuses: plans reckon with more."""
-    dtype = read_declared_dtype(checkpoint)
     try:
-        resolve_config(request.document, checkpoint_dtype=dtype, target=request.target_kind, compiles=True)
+        _resolve(request, request.document, checkpoint, compiles=True)
     except (ConfigInvalid, FeatureNotServed) as error:
         yield from (
             f"{one.field}: a compile refuses it: got {one.value}; accepted: {one.accepted}" for one in error.violations

@@ -9,6 +9,7 @@ from compiler_svc.config import InferenceConfig
 from compiler_svc.config.findings import Hint
 from compiler_svc.config.submodels import SubmodelShape
 from compiler_svc.planning.cost import CostEstimate
+from compiler_svc.planning.graph_check import GraphCheck
 from compiler_svc.planning.memory import RankMemory
 
 
@@ -58,6 +59,7 @@ class PlanReport:
         cores_needed: The target's smallest tensor-parallel degree at which ranks fit; 0 if none does.
         hints: Attributes that the target ignores; not among the warnings.
         cost: None if the compiler has never built anything similar.
+        graph_check: None if the caller has not asked for it.
     """
 
     config: InferenceConfig
@@ -70,6 +72,7 @@ class PlanReport:
     hints: Sequence[Hint]
     warnings: Sequence[str]
     cost: CostEstimate | None
+    graph_check: GraphCheck | None
 
     @property
     def num_ranks(self) -> int:

@@ -34,7 +34,8 @@ def render_hlo(graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node], al
             ops.append(Op("parameter", shape, parameter=list(inputs).index(node)))
         else:
             name = re.sub(r"\.[^.]*$", "", str(node.target))
-            ops.append(Op(_OPCODES.get(name, name), shape, operands=operands))
+            source = node.meta.get("source", ("", 0))
+            ops.append(Op(_OPCODES.get(name, name), shape, operands=operands, source=source))
     shapes = tuple(_shape_of(node.meta["val"]) for node in outputs)
     ops.append(Op("tuple", shapes, operands=tuple(places[node] for node in outputs)))  # type: ignore[arg-type]
     return Module([ops], aliases=dict(aliases)).encode()

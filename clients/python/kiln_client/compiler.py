@@ -96,6 +96,8 @@ class PlanOptions(TypedDict, total=False):
     """As of a compile."""
     core_memory_bytes: int
     """Memory of one core. Default: the target's."""
+    check_graphs: bool
+    """Whether to check graphs for what Neuron's compiler would refuse. Takes seconds for each executable."""
 
 
 def plan_request(
@@ -117,6 +119,7 @@ def plan_request(
         optimization_level=_level(options.get("optimization_level")),
         salt=options.get("salt", ""),
         core_memory_bytes=options.get("core_memory_bytes", 0),
+        check_graphs=options.get("check_graphs", False),
     )
     _set_config(request, config)
     return request
@@ -160,7 +163,8 @@ class AsyncCompiler(ServiceClient):
 
     async def plan_compile(self, request: pb.PlanCompileRequest) -> pb.PlanCompileResponse:
         """Plans a compile, without compiling: what it would make and what it would cost; see `plan_request`."""
-        return await self._ask(self._stub.PlanCompile, request, self.timeouts.read_s)
+        timeout_s = self.timeouts.compile_s if request.check_graphs else self.timeouts.read_s
+        return await self._ask(self._stub.PlanCompile, request, timeout_s)
 
     async def start_shard_weights(
         self, name: str, model: str, executables_ref: str, *, request_id: str = "", skip_cache_lookup: bool = False

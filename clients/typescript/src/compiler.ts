@@ -66,7 +66,8 @@ export class Compiler extends ServiceClient {
 
   /** Tells what a compile would make and take; nothing is compiled. */
   async planCompile(plan: PlanOptions, options: CallOptions = {}): Promise<PlanCompileResponse> {
-    return this.ask(CompilerService.method.planCompile, planRequest(plan), this.timeouts.readMs, options);
+    const timeoutMs = plan.checkGraphs ? this.timeouts.compileMs : this.timeouts.readMs;
+    return this.ask(CompilerService.method.planCompile, planRequest(plan), timeoutMs, options);
   }
 
   /** Starts a compile and returns at once; the operation goes on without its caller. */

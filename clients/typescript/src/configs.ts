@@ -50,6 +50,8 @@ export interface CompileOptions extends BuildOptions {
 export interface PlanOptions extends BuildOptions {
   /** Memory of one core, in bytes. Default: the target's. */
   readonly coreMemoryBytes?: bigint;
+  /** Whether to check graphs for what Neuron's compiler would refuse. Takes seconds for each executable. */
+  readonly checkGraphs?: boolean;
 }
 
 /** Makes a configuration whose names and types the compiler checks: `{ neuronConfig: { seqLen: 256 } }`. */
@@ -79,7 +81,11 @@ export function compileRequest(options: CompileOptions): CompileRequest {
  * @throws TypeError - An option has a value that its enum lacks.
  */
 export function planRequest(options: PlanOptions): PlanCompileRequest {
-  return create(PlanCompileRequestSchema, { ...buildFields(options), coreMemoryBytes: options.coreMemoryBytes });
+  return create(PlanCompileRequestSchema, {
+    ...buildFields(options),
+    coreMemoryBytes: options.coreMemoryBytes,
+    checkGraphs: options.checkGraphs,
+  });
 }
 
 function buildFields({ model, config, target, isa, optimizationLevel: level, salt }: BuildOptions) {

@@ -11,6 +11,11 @@ from targets.neuron import NEURON_PYTHON
 #: Packages of ours that the interpreter imports. It must not see the torch that may lie beside them.
 _PACKAGES: Final = ("bundle", "targets", "execution", "compiler_svc")
 
+#: What torch-xla reads when it is imported: its device is the host's processor, whatever plug-ins are installed.
+XLA_ON_CPU: Final = {"PJRT_DEVICE": "CPU"}
+#: The same: graphs keep the lines that operations come from.
+KEEPS_LINES: Final = {"XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
+
 
 def make_command(module: str, *arguments: str) -> list[str]:
     """Makes the command that runs one of our modules in the interpreter."""

@@ -2,7 +2,7 @@
 
 The rules are those of the compiler's error codes that show in a graph
 (https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/error-codes/), and one demand of the tracer that has
-no code: a graph uses each of its inputs. `tensor_map` checks that buffers are aliases.
+no code: a graph uses each of its inputs. `tensor_map` and `graph_tracer` check that buffers are aliases.
 """
 
 from __future__ import annotations
@@ -209,6 +209,16 @@ def check_hlo(module: HloModule, *, target: TargetKind, memory_bytes: int | None
         inputs = f"weights, state and inputs of {size_bytes} bytes"
         findings.append(Finding(OUT_OF_MEMORY, inputs, f"at most the {memory_bytes} bytes of a core", ""))
     return tuple(findings)
+
+
+def find_missing(noun: str, name: str) -> Finding:
+    """Says that a graph does not take a tensor of its submodel."""
+    return Finding("", f"{noun} {name} is missing", "each that the submodel has, and each is used", "")
+
+
+def find_unaliased(name: str) -> Finding:
+    """Says that a graph does not return what a buffer becomes."""
+    return Finding("", f"buffer {name} is no alias", "an output for each buffer, which takes its memory", "")
 
 
 def _find(op: Instruction, code: str, wanted: str) -> Finding:

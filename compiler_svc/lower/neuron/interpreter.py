@@ -1,18 +1,23 @@
 """The lowering backend of Neuron targets: asks the interpreter with Neuron's packages for a NEFF, and waits for it.
 
 It runs in a lowering process, whose limits the interpreter inherits. The interpreter runs this compiler's own sources,
-so that what the digests of sources cover is what runs.
+so that what the digests of sources cover is what runs. Planning processes ask it for the check of a graph alone.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO, Final, TypeVar
 
 from compiler_svc.lower.errors import LoweringFailed
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
-from compiler_svc.lower.neuron.command import make_command, make_environment
+from compiler_svc.lower.neuron.command import KEEPS_LINES, XLA_ON_CPU, make_command, make_environment
 from compiler_svc.lower.neuron.request import (
+    CheckedGraph,
+    GraphRequest,
+    NeuronExecutable,
     NeuronRequest,
     read_answer,
     write_request,
@@ -20,6 +25,13 @@ from compiler_svc.lower.neuron.request import (
 from execution.failure import Failure
 from targets.neuron import FRONT_END, NEFF, NEURON_PYTHON
 from targets.registry import TARGETS
+
+#: Among one device, torch-xla leaves collectives out.
+_KEEPS_COLLECTIVES: Final = {"XLA_ALWAYS_ALLREDUCE": "1"}
+#: What the interpreter of a check writes, in the check's directory.
+_LOG_FILE: Final = "log.txt"
+
+AnswerT = TypeVar("AnswerT", NeuronExecutable, CheckedGraph)
 
 
 def lower_submodel(job: LoweringJob) -> LoweredExecutable:
@@ -30,13 +42,13 @@ def lower_submodel(job: LoweringJob) -> LoweredExecutable:
         LoweringError: It did not make a NEFF; see the errors of Neuron there.
     """
     request = make_request(job)
-    write_request(request, job.directory)
-    _run(job.directory, request)
-    answer = read_answer(job.directory)
-    if isinstance(answer, Failure):
-        raise answer.to_error()
-    if answer is None:
-        raise LoweringFailed(job.tag, "an interpreter that gave no answer")
+    variables = {
+        # Read when Neuron's packages are imported: this host need not have the device.
+        "NEURON_PLATFORM_TARGET_OVERRIDE": request.target,
+        "NEURON_LOGICAL_NC_CONFIG": str(request.logical_nc_config),
+    }
+    # What the interpreter writes goes into the job's log.
+    answer = _ask(request, job.directory, variables, NeuronExecutable)
     return LoweredExecutable(
         tag=job.tag,
         path=answer.neff,
@@ -67,20 +79,57 @@ def make_request(job: LoweringJob) -> NeuronRequest:
     )
 
 
-def _run(directory: Path, request: NeuronRequest) -> None:
-    """Runs the interpreter to its end; what it writes goes into the job's log.
+def check_graph(request: GraphRequest, directory: Path) -> CheckedGraph:
+    """Checks the graph of a submodel for what neuronx-cc would refuse; nothing is compiled.
+
+    Args:
+        directory: Receives the interpreter's files.
 
     Raises:
-        CalledProcessError: It ended by a fault. The log says why, and the pool reads it there.
+        NeuronTraceFailed: torch-xla could not trace it.
+        KilnError: The submodel cannot be made there.
+        CalledProcessError: The interpreter ended by a fault, which `read_log` tells.
+    """
+    with (directory / _LOG_FILE).open("wb") as log:
+        return _ask(request, directory, XLA_ON_CPU | _KEEPS_COLLECTIVES, CheckedGraph, log)
+
+
+def read_log(directory: Path) -> str:
+    """Reads what the interpreter of a check wrote."""
+    return (directory / _LOG_FILE).read_text(errors="replace")
+
+
+def _ask(
+    request: GraphRequest,
+    directory: Path,
+    variables: Mapping[str, str],
+    kind: type[AnswerT],
+    log: BinaryIO | None = None,
+) -> AnswerT:
+    """Runs the interpreter to its end.
+
+    Args:
+        variables: Added to its environment.
+        log: Gets what it writes; None for where this process writes.
+
+    Raises:
+        CalledProcessError: It ended by a fault. The log says why.
     """
     assert __package__ is not None
-    environment = make_environment(directory) | {
-        # Read when Neuron's packages are imported: this host need not have the device.
-        "NEURON_PLATFORM_TARGET_OVERRIDE": request.target,
-        "NEURON_LOGICAL_NC_CONFIG": str(request.logical_nc_config),
-        # Graphs keep the lines that operations come from.
-        "XLA_IR_DEBUG": "1",
-        "XLA_HLO_DEBUG": "1",
-    }
-    command = make_command(__package__, str(directory))
-    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, cwd=directory, check=True)
+    write_request(request, directory)
+    subprocess.run(
+        make_command(__package__, str(directory)),
+        env=make_environment(directory) | KEEPS_LINES | dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=directory,
+        check=True,
+    )
+    answer = read_answer(directory)
+    if isinstance(answer, Failure):
+        raise answer.to_error()
+    if answer is None:
+        raise LoweringFailed(request.tag, "an interpreter that gave no answer")
+    assert isinstance(answer, kind), answer
+    return answer

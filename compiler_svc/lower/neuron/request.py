@@ -1,4 +1,4 @@
-"""What a lowering process asks of the interpreter with Neuron's packages, and its answer, as JSON in a directory."""
+"""What this compiler asks of the interpreter with Neuron's packages, and its answer, as JSON in a directory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from bundle.abi.neff import NeffProgram
 from bundle.manifest import TargetKind
 from compiler_svc.lower.errors import FrontEndNotServed
+from compiler_svc.lower.neuron.hlo_check import Finding
 from execution.failure import Failure
 
 _REQUEST_FILE: Final = "neuron_request.json"
@@ -25,31 +26,39 @@ FRONT_ENDS: Final[Mapping[str, str]] = MappingProxyType(
 RESERVED_FRONT_ENDS: Final = ("torch_neuron",)
 
 
-class NeuronRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GraphRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One submodel whose graph is traced and checked, and not compiled.
+
+    Attributes:
+        tag: Tag of the executable.
+        make_module: `module:function` that makes a `compiler_svc.lower.neuron.submodel.Submodel` of the document.
+        document: The submodel as JSON.
+        target: Kind of hardware.
+        memory_bytes: Memory of one logical core; None if it is not known.
+    """
+
+    tag: str
+    make_module: str
+    document: dict[str, Any]
+    target: TargetKind
+    memory_bytes: int | None
+
+
+class NeuronRequest(GraphRequest, frozen=True, kw_only=True, tag=True):
     """One submodel to make a NEFF of.
 
     Attributes:
         front_end: Name of the front end.
-        tag: Tag of the executable.
-        make_module: `module:function` that makes a `compiler_svc.lower.neuron.submodel.Submodel` of the document.
-        document: The submodel as JSON.
         flags: Arguments of neuronx-cc.
-        target: Kind of hardware.
         logical_nc_config: Physical cores of one logical core.
         tp_degree: Number of ranks.
-        memory_bytes: Memory of one logical core; None if it is not known.
         directory: Receives the compiler's files.
     """
 
     front_end: str
-    tag: str
-    make_module: str
-    document: dict[str, Any]
     flags: tuple[str, ...]
-    target: TargetKind
     logical_nc_config: int
     tp_degree: int
-    memory_bytes: int | None
     directory: Path
 
 
@@ -69,6 +78,14 @@ class NeuronExecutable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     program: NeffProgram
 
 
+class CheckedGraph(msgspec.Struct, frozen=True, tag=True):
+    """What the check of a graph has found, in the order of its operations."""
+
+    findings: tuple[Finding, ...]
+
+
+#: What a request comes to.
+Answer = NeuronExecutable | CheckedGraph | Failure
 #: A front end. Raises the errors of Neuron in `compiler_svc.lower.errors`.
 CompileSubmodel = Callable[[NeuronRequest], NeuronExecutable]
 
@@ -84,28 +101,28 @@ def find_front_end(name: str) -> str:
     return FRONT_ENDS[name]
 
 
-def write_request(request: NeuronRequest, directory: Path) -> None:
+def write_request(request: GraphRequest, directory: Path) -> None:
     """Writes the request where `read_request` finds it."""
     (directory / _REQUEST_FILE).write_bytes(msgspec.json.encode(request, enc_hook=str))
 
 
-def read_request(directory: Path) -> NeuronRequest:
+def read_request(directory: Path) -> GraphRequest | NeuronRequest:
     """Reads the request in a directory."""
     data = (directory / _REQUEST_FILE).read_bytes()
-    return msgspec.json.decode(data, type=NeuronRequest, dec_hook=_read_path)
+    return msgspec.json.decode(data, type=GraphRequest | NeuronRequest, dec_hook=_read_path)
 
 
-def write_answer(answer: NeuronExecutable | Failure, directory: Path) -> None:
+def write_answer(answer: Answer, directory: Path) -> None:
     """Writes the answer where `read_answer` finds it."""
     (directory / _ANSWER_FILE).write_bytes(msgspec.json.encode(answer, enc_hook=str))
 
 
-def read_answer(directory: Path) -> NeuronExecutable | Failure | None:
+def read_answer(directory: Path) -> Answer | None:
     """Reads the answer in a directory; None if the interpreter ended without one."""
     path = directory / _ANSWER_FILE
     if not path.exists():
         return None
-    return msgspec.json.decode(path.read_bytes(), type=NeuronExecutable | Failure, dec_hook=_read_path)
+    return msgspec.json.decode(path.read_bytes(), type=Answer, dec_hook=_read_path)
 
 
 def _read_path(kind: type, text: str) -> Path:

@@ -31,6 +31,16 @@ class Submodel:
     state: tuple[TensorSpec, ...]
     weights: frozenset[str]
 
+    def put_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Makes tensors the buffers that the next step reads.
+
+        Args:
+            tensors: By the names of the buffers.
+        """
+        for name, tensor in tensors.items():
+            owner, _, own_name = name.rpartition(".")
+            setattr(self.module.get_submodule(owner), own_name, tensor)
+
 
 #: Makes a submodel of a JSON document; other packages than this one know how.
 MakeSubmodel = Callable[[dict[str, Any]], Submodel]

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from bundle.abi.neff import NeffInput, NeffOutput, NeffProgram
 from bundle.abi.tensor import DType
+from compiler_svc.lower.neuron.hlo_check import find_missing, find_unaliased
 from compiler_svc.lower.neuron.submodel import Submodel
 
 #: Values of `MetaTensor.Type`.
@@ -80,7 +81,7 @@ def _compare(inputs: list[NeffInput], outputs: list[NeffOutput], submodel: Submo
     written = {one.tensor for one in outputs if one.kind == "state"}
     for spec in submodel.state:
         if spec.name not in written:
-            yield f"buffer {spec.name} is no alias; accepted: an output for each buffer, which takes its memory"
+            yield str(find_unaliased(spec.name))
     for found, specs, noun in (
         ([one for one in inputs if one.kind == "input"], submodel.inputs, "input"),
         ([one for one in inputs if one.kind == "state"], submodel.state, "buffer"),
@@ -88,7 +89,7 @@ def _compare(inputs: list[NeffInput], outputs: list[NeffOutput], submodel: Submo
     ):
         wanted = {spec.name: (spec.dtype, spec.shape) for spec in specs}
         for name in wanted.keys() - {one.tensor for one in found}:
-            yield f"{noun} {name} is missing; accepted: each that the submodel has, and each is used"
+            yield str(find_missing(noun, name))
         for one in found:
             if one.tensor not in wanted:
                 yield f"{noun} {one.tensor!r} is none of the submodel's"

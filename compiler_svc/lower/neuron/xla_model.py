@@ -62,8 +62,7 @@ class XlaModel:
             for name, example in submodels[0].examples.items()
         }
         for submodel, state in zip(submodels, self._state, strict=True):
-            for name, tensor in state.items():
-                _assign(submodel.module, name, tensor)
+            submodel.put_state(state)
         with register_operators(all_reduce=sum_by_communicator, all_gather=join_by_communicator):
             results = self._turns.run([partial(_call, one, given) for one in submodels])
         for submodel, state in zip(submodels, self._state, strict=True):
@@ -81,11 +80,6 @@ class XlaModel:
                 state.setdefault(one.name, submodel.module.get_buffer(one.name).to(self._device))
         self._made[tag] = made
         return made
-
-
-def _assign(module: torch.nn.Module, name: str, tensor: Tensor) -> None:
-    owner, _, own_name = name.rpartition(".")
-    setattr(module.get_submodule(owner), own_name, tensor)
 
 
 @torch.no_grad()

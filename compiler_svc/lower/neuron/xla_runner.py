@@ -15,12 +15,9 @@ from torch import Tensor
 
 from compiler_svc.lower.errors import XlaRunFailed
 from compiler_svc.lower.neuron import xla_process
-from compiler_svc.lower.neuron.command import make_command, make_environment
+from compiler_svc.lower.neuron.command import XLA_ON_CPU, make_command, make_environment
 from compiler_svc.lower.neuron.xla_process import Answer, Hello, Model, XlaStep
 from execution.failure import Failure
-
-#: What torch-xla reads when it is imported: its device is the host's processor, whatever plug-ins are installed.
-_VARIABLES: Final = {"PJRT_DEVICE": "CPU"}
 
 #: Takes the place of a tag in errors.
 _ALL: Final = "any submodel"
@@ -81,7 +78,7 @@ def xla_runner(directory: Path, *, timeout_s: float) -> Iterator[XlaRunner | Non
             with theirs:
                 process = subprocess.Popen(
                     command,
-                    env=make_environment(directory) | _VARIABLES,
+                    env=make_environment(directory) | XLA_ON_CPU,
                     stdin=subprocess.DEVNULL,
                     # What packages print belongs into the log.
                     stdout=2,

@@ -18,7 +18,9 @@ from tests.servers import responses as samples
 
 CHAT = chat([{"role": "user", "content": "hi"}])
 COMPILE = compile_request("tiny", "models/tiny", {"neuron_config": {"seq_len": 8}}, optimization_level=0)
-PLAN = plan_request("models/tiny", {"neuron_config": {"seq_len": 8}}, target="trn1", core_memory_bytes=1 << 34)
+PLAN = plan_request(
+    "models/tiny", {"neuron_config": {"seq_len": 8}}, target="trn1", core_memory_bytes=1 << 34, check_graphs=True
+)
 SHARD = compiler_pb2.ShardWeightsRequest(
     name="pirate", model="models/pirate", executables_ref="tiny:v1", request_id="r", skip_cache_lookup=True
 )

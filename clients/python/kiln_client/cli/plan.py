@@ -16,7 +16,7 @@ from kiln_client.cli.session import Session, remote_command
 from kiln_client.compiler import plan_request
 
 DOES_NOT_FIT: Final = 3
-"""Exit code of a plan that does not fit."""
+"""Exit code of a plan that does not fit, or whose graphs Neuron's compiler would refuse."""
 
 
 @click.command("plan")
@@ -28,6 +28,12 @@ DOES_NOT_FIT: Final = 3
     "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="As for `kiln compile`. Default: 1."
 )
 @click.option("--isa", help="CPU instruction set, as for `kiln compile`.")
+@click.option(
+    "--check-graphs",
+    is_flag=True,
+    default=None,
+    help="Trace each graph and check it for what Neuron's compiler would refuse. Takes seconds for each.",
+)
 @click.option("--salt", help="Text that enters every cache key, as for `kiln compile`.")
 @OVERRIDE
 @remote_command
@@ -45,7 +51,7 @@ async def plan_command(
     """Show what a compile would make, and whether it fits.
 
     CONFIG is a YAML or JSON file, as for `kiln compile`. The compiler compiles nothing and reads only the headers of
-    weights. If the plan does not fit, the exit code is 3.
+    weights. If the plan does not fit, or if --check-graphs finds something, the exit code is 3.
     """
     document = read_configuration(config, overrides)
     given = {option: value for option, value in options.items() if value is not None}
@@ -60,7 +66,7 @@ async def plan_command(
             model, lambda path: compiler.plan_compile(plan_request(path, document, **given))
         )
     session.output.result(plan_record(plan), plan_view(plan, target or "cpu"))
-    if not plan.fits:
+    if not plan.fits or plan.graph_check.num_findings:
         raise click.exceptions.Exit(DOES_NOT_FIT)
 
 
@@ -72,4 +78,6 @@ def plan_record(plan: PlanCompileResponse) -> Record:
         submodel["buckets"] = [bucket["tokens"] for bucket in submodel["buckets"]]
     for executable in record["executables"]:
         executable["bucket"] = executable["bucket"]["tokens"]
+    for finding in (record.get("graph_check") or {}).get("findings", ()):
+        finding["bucket"] = finding["bucket"]["tokens"]
     return record

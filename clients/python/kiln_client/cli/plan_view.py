@@ -29,7 +29,7 @@ def plan_view(plan: PlanCompileResponse, target: str) -> RenderableType:
     """Shows a plan as text, bars and tables."""
     parts: list[RenderableType] = [_bars(plan), Text(), _memory(plan), Text()]
     parts += [_submodels(plan), Text(), _executables(plan)]
-    notes = [*(("warning", text) for text in plan.warnings), *_hints(plan), *_cost(plan)]
+    notes = [*(("warning", text) for text in plan.warnings), *_hints(plan), *_graphs(plan), *_cost(plan)]
     if notes:
         parts += [Text(), pairs(notes)]
     return Group(*parts, Text(), verdict(plan, target))
@@ -112,6 +112,20 @@ def _executables(plan: PlanCompileResponse) -> RenderableType:
 def _hints(plan: PlanCompileResponse) -> Iterator[tuple[str, str]]:
     for hint in plan.hints:
         yield "ignored", f"{hint.field} {hint.value}: {hint.reason}"
+
+
+def _graphs(plan: PlanCompileResponse) -> Iterator[tuple[str, str]]:
+    """Tells what the check of graphs found, if it ran."""
+    if not plan.HasField("graph_check"):
+        return
+    check = plan.graph_check
+    for one in check.findings:
+        code = f"{one.code}: " if one.code else ""
+        place = f" at {one.source}" if one.source else ""
+        yield "refused", f"{one.tag}: {code}{one.operation}{place}; accepted: {one.accepted}"
+    if (more := check.num_findings - len(check.findings)) > 0:
+        yield "refused", f"{more} more"
+    yield "graphs", f"{check.num_graphs} checked for what Neuron's compiler refuses; findings: {check.num_findings}"
 
 
 def _cost(plan: PlanCompileResponse) -> Iterator[tuple[str, str]]:

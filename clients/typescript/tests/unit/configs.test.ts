@@ -88,4 +88,6 @@ it("plans for a core of any size", () => {
   assert.deepEqual([received.model, received.salt, received.coreMemoryBytes], ["m", "s", 1n << 34n]);
   assert.deepEqual(received.configSource, { case: "configJson", value: "{}" });
   assert.equal(planRequest({ model: "m", config: {} }).coreMemoryBytes, 0n);
+  assert.equal(planRequest({ model: "m", config: {} }).checkGraphs, false);
+  assert.equal(planRequest({ model: "m", config: {}, checkGraphs: true }).checkGraphs, true);
 });

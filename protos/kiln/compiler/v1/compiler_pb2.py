@@ -29,7 +29,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from kiln.config.v1 import config_pb2 as kiln_dot_config_dot_v1_dot_config__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkiln/compiler/v1/compiler.proto\x12\x10kiln.compiler.v1\x1a#google/longrunning/operations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1bkiln/config/v1/config.proto\"\xaa\x01\n\x06Target\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.kiln.compiler.v1.Target.Kind\x12\x0b\n\x03isa\x18\x02 \x01(\t\"f\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08KIND_CPU\x10\x01\x12\r\n\tKIND_INF2\x10\x02\x12\r\n\tKIND_TRN1\x10\x03\x12\r\n\tKIND_TRN2\x10\x04\x12\r\n\tKIND_TRN3\x10\x05\"\xbf\x02\n\x0e\x43ompileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x31\n\x06\x63onfig\x18\x03 \x01(\x0b\x32\x1f.kiln.config.v1.InferenceConfigH\x00\x12\x15\n\x0b\x63onfig_json\x18\x04 \x01(\tH\x00\x12(\n\x06target\x18\x05 \x01(\x0b\x32\x18.kiln.compiler.v1.Target\x12?\n\x12optimization_level\x18\x06 \x01(\x0e\x32#.kiln.compiler.v1.OptimizationLevel\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x11skip_cache_lookup\x18\x08 \x01(\x08\x12\x0c\n\x04salt\x18\t \x01(\t\x12\r\n\x05\x64\x65\x62ug\x18\n \x01(\x08\x42\x0f\n\rconfig_source\"\x92\x02\n\x12PlanCompileRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1f.kiln.config.v1.InferenceConfigH\x00\x12\x15\n\x0b\x63onfig_json\x18\x03 \x01(\tH\x00\x12(\n\x06target\x18\x04 \x01(\x0b\x32\x18.kiln.compiler.v1.Target\x12?\n\x12optimization_level\x18\x05 \x01(\x0e\x32#.kiln.compiler.v1.OptimizationLevel\x12\x0c\n\x04salt\x18\x06 \x01(\t\x12\x19\n\x11\x63ore_memory_bytes\x18\x07 \x01(\x03\x42\x0f\n\rconfig_source\"\x84\x03\n\x13PlanCompileResponse\x12\x31\n\tsubmodels\x18\x01 \x03(\x0b\x32\x1e.kiln.compiler.v1.SubmodelPlan\x12)\n\x05ranks\x18\x02 \x03(\x0b\x32\x1a.kiln.compiler.v1.RankPlan\x12\x0c\n\x04\x66its\x18\x03 \x01(\x08\x12/\n\x07largest\x18\x04 \x01(\x0b\x32\x1e.kiln.compiler.v1.LargestSizes\x12\x35\n\x0b\x65xecutables\x18\x05 \x03(\x0b\x32 .kiln.compiler.v1.ExecutablePlan\x12%\n\x05hints\x18\x06 \x03(\x0b\x32\x16.kiln.compiler.v1.Hint\x12\x10\n\x08warnings\x18\x07 \x03(\t\x12\x14\n\x0c\x63ores_needed\x18\x08 \x01(\x05\x12,\n\x04\x63ost\x18\t \x01(\x0b\x32\x1e.kiln.compiler.v1.CostEstimate\x12\x1c\n\x14resolved_config_json\x18\n \x01(\t\"V\n\x0cSubmodelPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x05\x12)\n\x07\x62uckets\x18\x03 \x03(\x0b\x32\x18.kiln.compiler.v1.Bucket\"\x18\n\x06\x42ucket\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\"\xce\x01\n\x08RankPlan\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x15\n\rweights_bytes\x18\x02 \x01(\x03\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x03\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x03\x12\x12\n\ncode_bytes\x18\x05 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x06 \x01(\x03\x12\x12\n\nlora_bytes\x18\x07 \x01(\x03\x12\x34\n\rweight_groups\x18\x08 \x03(\x0b\x32\x1d.kiln.compiler.v1.WeightGroup\"/\n\x0bWeightGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"J\n\x0cLargestSizes\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x0f\n\x07seq_len\x18\x02 \x01(\x05\x12\x15\n\rpa_num_blocks\x18\x03 \x01(\x05\"\x87\x01\n\x0e\x45xecutablePlan\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x10\n\x08submodel\x18\x02 \x01(\t\x12(\n\x06\x62ucket\x18\x03 \x01(\x0b\x32\x18.kiln.compiler.v1.Bucket\x12,\n\x05\x63\x61\x63he\x18\x04 \x01(\x0e\x32\x1d.kiln.compiler.v1.CacheResult\"4\n\x04Hint\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"k\n\x0c\x43ostEstimate\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11peak_memory_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bnum_records\x18\x03 \x01(\x05\"z\n\x13ShardWeightsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0f\x65xecutables_ref\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x19\n\x11skip_cache_lookup\x18\x05 \x01(\x08\"\xe6\x02\n\x0f\x43ompileMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x05stage\x18\x02 \x01(\x0e\x32\x1e.kiln.compiler.v1.CompileStage\x12\x18\n\x10\x65xecutables_done\x18\x03 \x01(\x05\x12\x19\n\x11\x65xecutables_total\x18\x04 \x01(\x05\x12\x1a\n\x12\x65xecutables_cached\x18\x05 \x01(\x05\x12\x15\n\rsharded_bytes\x18\x06 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x03\x12&\n\x03\x65ta\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07message\x18\t \x01(\t\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe6\x01\n\x0f\x43ompileResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12,\n\x05\x63\x61\x63he\x18\x04 \x01(\x0e\x32\x1d.kiln.compiler.v1.CacheResult\x12\x37\n\x0b\x65xecutables\x18\x05 \x03(\x0b\x32\".kiln.compiler.v1.ExecutableResult\x12\x10\n\x08warnings\x18\x06 \x03(\t\x12+\n\x08\x64uration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb0\x01\n\x10\x45xecutableResult\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x10\n\x08submodel\x18\x02 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x03 \x03(\x05\x12,\n\x05\x63\x61\x63he\x18\x04 \x01(\x0e\x32\x1d.kiln.compiler.v1.CacheResult\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\"(\n\x13WatchCompileRequest\x12\x11\n\toperation\x18\x01 \x01(\t\"\xb0\x01\n\x14WatchCompileResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.kiln.compiler.v1.CompileMetadataH\x00\x12\x33\n\x06result\x18\x02 \x01(\x0b\x32!.kiln.compiler.v1.CompileResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x07\n\x05\x65vent*\x88\x01\n\x11OptimizationLevel\x12\"\n\x1eOPTIMIZATION_LEVEL_UNSPECIFIED\x10\x00\x12\x19\n\x15OPTIMIZATION_LEVEL_O0\x10\x01\x12\x19\n\x15OPTIMIZATION_LEVEL_O1\x10\x02\x12\x19\n\x15OPTIMIZATION_LEVEL_O2\x10\x03*\xfe\x01\n\x0c\x43ompileStage\x12\x1d\n\x19\x43OMPILE_STAGE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OMPILE_STAGE_QUEUED\x10\x01\x12\x1d\n\x19\x43OMPILE_STAGE_CACHE_CHECK\x10\x02\x12\x17\n\x13\x43OMPILE_STAGE_TRACE\x10\x03\x12\x17\n\x13\x43OMPILE_STAGE_LOWER\x10\x04\x12\x17\n\x13\x43OMPILE_STAGE_SHARD\x10\x05\x12\x18\n\x14\x43OMPILE_STAGE_VERIFY\x10\x06\x12\x19\n\x15\x43OMPILE_STAGE_PUBLISH\x10\x07\x12\x16\n\x12\x43OMPILE_STAGE_DONE\x10\x08*X\n\x0b\x43\x61\x63heResult\x12\x1c\n\x18\x43\x41\x43HE_RESULT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43\x41\x43HE_RESULT_HIT\x10\x01\x12\x15\n\x11\x43\x41\x43HE_RESULT_MISS\x10\x02\x32\xf0\x02\n\x0f\x43ompilerService\x12J\n\x07\x43ompile\x12 .kiln.compiler.v1.CompileRequest\x1a\x1d.google.longrunning.Operation\x12Z\n\x0bPlanCompile\x12$.kiln.compiler.v1.PlanCompileRequest\x1a%.kiln.compiler.v1.PlanCompileResponse\x12T\n\x0cShardWeights\x12%.kiln.compiler.v1.ShardWeightsRequest\x1a\x1d.google.longrunning.Operation\x12_\n\x0cWatchCompile\x12%.kiln.compiler.v1.WatchCompileRequest\x1a&.kiln.compiler.v1.WatchCompileResponse0\x01\x42\x8f\x01\n\x14\x64\x65v.kiln.compiler.v1P\x01Z)kiln.local/go/kiln/compiler/v1;compilerv1\xaa\x02\x10Kiln.Compiler.V1\xba\x02\x0eKilnCompilerV1\xca\x02\x10Kiln\\Compiler\\V1\xea\x02\x12Kiln::Compiler::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkiln/compiler/v1/compiler.proto\x12\x10kiln.compiler.v1\x1a#google/longrunning/operations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1bkiln/config/v1/config.proto\"\xaa\x01\n\x06Target\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.kiln.compiler.v1.Target.Kind\x12\x0b\n\x03isa\x18\x02 \x01(\t\"f\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08KIND_CPU\x10\x01\x12\r\n\tKIND_INF2\x10\x02\x12\r\n\tKIND_TRN1\x10\x03\x12\r\n\tKIND_TRN2\x10\x04\x12\r\n\tKIND_TRN3\x10\x05\"\xbf\x02\n\x0e\x43ompileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x31\n\x06\x63onfig\x18\x03 \x01(\x0b\x32\x1f.kiln.config.v1.InferenceConfigH\x00\x12\x15\n\x0b\x63onfig_json\x18\x04 \x01(\tH\x00\x12(\n\x06target\x18\x05 \x01(\x0b\x32\x18.kiln.compiler.v1.Target\x12?\n\x12optimization_level\x18\x06 \x01(\x0e\x32#.kiln.compiler.v1.OptimizationLevel\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x11skip_cache_lookup\x18\x08 \x01(\x08\x12\x0c\n\x04salt\x18\t \x01(\t\x12\r\n\x05\x64\x65\x62ug\x18\n \x01(\x08\x42\x0f\n\rconfig_source\"\xa8\x02\n\x12PlanCompileRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1f.kiln.config.v1.InferenceConfigH\x00\x12\x15\n\x0b\x63onfig_json\x18\x03 \x01(\tH\x00\x12(\n\x06target\x18\x04 \x01(\x0b\x32\x18.kiln.compiler.v1.Target\x12?\n\x12optimization_level\x18\x05 \x01(\x0e\x32#.kiln.compiler.v1.OptimizationLevel\x12\x0c\n\x04salt\x18\x06 \x01(\t\x12\x19\n\x11\x63ore_memory_bytes\x18\x07 \x01(\x03\x12\x14\n\x0c\x63heck_graphs\x18\x08 \x01(\x08\x42\x0f\n\rconfig_source\"\xb7\x03\n\x13PlanCompileResponse\x12\x31\n\tsubmodels\x18\x01 \x03(\x0b\x32\x1e.kiln.compiler.v1.SubmodelPlan\x12)\n\x05ranks\x18\x02 \x03(\x0b\x32\x1a.kiln.compiler.v1.RankPlan\x12\x0c\n\x04\x66its\x18\x03 \x01(\x08\x12/\n\x07largest\x18\x04 \x01(\x0b\x32\x1e.kiln.compiler.v1.LargestSizes\x12\x35\n\x0b\x65xecutables\x18\x05 \x03(\x0b\x32 .kiln.compiler.v1.ExecutablePlan\x12%\n\x05hints\x18\x06 \x03(\x0b\x32\x16.kiln.compiler.v1.Hint\x12\x10\n\x08warnings\x18\x07 \x03(\t\x12\x14\n\x0c\x63ores_needed\x18\x08 \x01(\x05\x12,\n\x04\x63ost\x18\t \x01(\x0b\x32\x1e.kiln.compiler.v1.CostEstimate\x12\x1c\n\x14resolved_config_json\x18\n \x01(\t\x12\x31\n\x0bgraph_check\x18\x0b \x01(\x0b\x32\x1c.kiln.compiler.v1.GraphCheck\"V\n\x0cSubmodelPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x05\x12)\n\x07\x62uckets\x18\x03 \x03(\x0b\x32\x18.kiln.compiler.v1.Bucket\"\x18\n\x06\x42ucket\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\"\xce\x01\n\x08RankPlan\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x15\n\rweights_bytes\x18\x02 \x01(\x03\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x03\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x03\x12\x12\n\ncode_bytes\x18\x05 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x06 \x01(\x03\x12\x12\n\nlora_bytes\x18\x07 \x01(\x03\x12\x34\n\rweight_groups\x18\x08 \x03(\x0b\x32\x1d.kiln.compiler.v1.WeightGroup\"/\n\x0bWeightGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"J\n\x0cLargestSizes\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x0f\n\x07seq_len\x18\x02 \x01(\x05\x12\x15\n\rpa_num_blocks\x18\x03 \x01(\x05\"\x87\x01\n\x0e\x45xecutablePlan\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x10\n\x08submodel\x18\x02 \x01(\t\x12(\n\x06\x62ucket\x18\x03 \x01(\x0b\x32\x18.kiln.compiler.v1.Bucket\x12,\n\x05\x63\x61\x63he\x18\x04 \x01(\x0e\x32\x1d.kiln.compiler.v1.CacheResult\"h\n\nGraphCheck\x12\x12\n\nnum_graphs\x18\x01 \x01(\x05\x12\x14\n\x0cnum_findings\x18\x02 \x01(\x05\x12\x30\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1e.kiln.compiler.v1.GraphFinding\"\x9a\x01\n\x0cGraphFinding\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x10\n\x08submodel\x18\x02 \x01(\t\x12(\n\x06\x62ucket\x18\x03 \x01(\x0b\x32\x18.kiln.compiler.v1.Bucket\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x11\n\toperation\x18\x05 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\t\x12\x0e\n\x06source\x18\x07 \x01(\t\"4\n\x04Hint\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"k\n\x0c\x43ostEstimate\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11peak_memory_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bnum_records\x18\x03 \x01(\x05\"z\n\x13ShardWeightsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0f\x65xecutables_ref\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x19\n\x11skip_cache_lookup\x18\x05 \x01(\x08\"\xe6\x02\n\x0f\x43ompileMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x05stage\x18\x02 \x01(\x0e\x32\x1e.kiln.compiler.v1.CompileStage\x12\x18\n\x10\x65xecutables_done\x18\x03 \x01(\x05\x12\x19\n\x11\x65xecutables_total\x18\x04 \x01(\x05\x12\x1a\n\x12\x65xecutables_cached\x18\x05 \x01(\x05\x12\x15\n\rsharded_bytes\x18\x06 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x03\x12&\n\x03\x65ta\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07message\x18\t \x01(\t\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe6\x01\n\x0f\x43ompileResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12,\n\x05\x63\x61\x63he\x18\x04 \x01(\x0e\x32\x1d.kiln.compiler.v1.CacheResult\x12\x37\n\x0b\x65xecutables\x18\x05 \x03(\x0b\x32\".kiln.compiler.v1.ExecutableResult\x12\x10\n\x08warnings\x18\x06 \x03(\t\x12+\n\x08\x64uration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb0\x01\n\x10\x45xecutableResult\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x10\n\x08submodel\x18\x02 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x03 \x03(\x05\x12,\n\x05\x63\x61\x63he\x18\x04 \x01(\x0e\x32\x1d.kiln.compiler.v1.CacheResult\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\"(\n\x13WatchCompileRequest\x12\x11\n\toperation\x18\x01 \x01(\t\"\xb0\x01\n\x14WatchCompileResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.kiln.compiler.v1.CompileMetadataH\x00\x12\x33\n\x06result\x18\x02 \x01(\x0b\x32!.kiln.compiler.v1.CompileResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x07\n\x05\x65vent*\x88\x01\n\x11OptimizationLevel\x12\"\n\x1eOPTIMIZATION_LEVEL_UNSPECIFIED\x10\x00\x12\x19\n\x15OPTIMIZATION_LEVEL_O0\x10\x01\x12\x19\n\x15OPTIMIZATION_LEVEL_O1\x10\x02\x12\x19\n\x15OPTIMIZATION_LEVEL_O2\x10\x03*\xfe\x01\n\x0c\x43ompileStage\x12\x1d\n\x19\x43OMPILE_STAGE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OMPILE_STAGE_QUEUED\x10\x01\x12\x1d\n\x19\x43OMPILE_STAGE_CACHE_CHECK\x10\x02\x12\x17\n\x13\x43OMPILE_STAGE_TRACE\x10\x03\x12\x17\n\x13\x43OMPILE_STAGE_LOWER\x10\x04\x12\x17\n\x13\x43OMPILE_STAGE_SHARD\x10\x05\x12\x18\n\x14\x43OMPILE_STAGE_VERIFY\x10\x06\x12\x19\n\x15\x43OMPILE_STAGE_PUBLISH\x10\x07\x12\x16\n\x12\x43OMPILE_STAGE_DONE\x10\x08*X\n\x0b\x43\x61\x63heResult\x12\x1c\n\x18\x43\x41\x43HE_RESULT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43\x41\x43HE_RESULT_HIT\x10\x01\x12\x15\n\x11\x43\x41\x43HE_RESULT_MISS\x10\x02\x32\xf0\x02\n\x0f\x43ompilerService\x12J\n\x07\x43ompile\x12 .kiln.compiler.v1.CompileRequest\x1a\x1d.google.longrunning.Operation\x12Z\n\x0bPlanCompile\x12$.kiln.compiler.v1.PlanCompileRequest\x1a%.kiln.compiler.v1.PlanCompileResponse\x12T\n\x0cShardWeights\x12%.kiln.compiler.v1.ShardWeightsRequest\x1a\x1d.google.longrunning.Operation\x12_\n\x0cWatchCompile\x12%.kiln.compiler.v1.WatchCompileRequest\x1a&.kiln.compiler.v1.WatchCompileResponse0\x01\x42\x8f\x01\n\x14\x64\x65v.kiln.compiler.v1P\x01Z)kiln.local/go/kiln/compiler/v1;compilerv1\xaa\x02\x10Kiln.Compiler.V1\xba\x02\x0eKilnCompilerV1\xca\x02\x10Kiln\\Compiler\\V1\xea\x02\x12Kiln::Compiler::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kiln.compiler.v1.compiler_p
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\024dev.kiln.compiler.v1P\001Z)kiln.local/go/kiln/compiler/v1;compilerv1\252\002\020Kiln.Compiler.V1\272\002\016KilnCompilerV1\312\002\020Kiln\\Compiler\\V1\352\002\022Kiln::Compiler::V1'
-  _globals['_OPTIMIZATIONLEVEL']._serialized_start=3240
-  _globals['_OPTIMIZATIONLEVEL']._serialized_end=3376
-  _globals['_COMPILESTAGE']._serialized_start=3379
-  _globals['_COMPILESTAGE']._serialized_end=3633
-  _globals['_CACHERESULT']._serialized_start=3635
-  _globals['_CACHERESULT']._serialized_end=3723
+  _globals['_OPTIMIZATIONLEVEL']._serialized_start=3576
+  _globals['_OPTIMIZATIONLEVEL']._serialized_end=3712
+  _globals['_COMPILESTAGE']._serialized_start=3715
+  _globals['_COMPILESTAGE']._serialized_end=3969
+  _globals['_CACHERESULT']._serialized_start=3971
+  _globals['_CACHERESULT']._serialized_end=4059
   _globals['_TARGET']._serialized_start=210
   _globals['_TARGET']._serialized_end=380
   _globals['_TARGET_KIND']._serialized_start=278
@@ -50,37 +50,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPILEREQUEST']._serialized_start=383
   _globals['_COMPILEREQUEST']._serialized_end=702
   _globals['_PLANCOMPILEREQUEST']._serialized_start=705
-  _globals['_PLANCOMPILEREQUEST']._serialized_end=979
-  _globals['_PLANCOMPILERESPONSE']._serialized_start=982
-  _globals['_PLANCOMPILERESPONSE']._serialized_end=1370
-  _globals['_SUBMODELPLAN']._serialized_start=1372
-  _globals['_SUBMODELPLAN']._serialized_end=1458
-  _globals['_BUCKET']._serialized_start=1460
-  _globals['_BUCKET']._serialized_end=1484
-  _globals['_RANKPLAN']._serialized_start=1487
-  _globals['_RANKPLAN']._serialized_end=1693
-  _globals['_WEIGHTGROUP']._serialized_start=1695
-  _globals['_WEIGHTGROUP']._serialized_end=1742
-  _globals['_LARGESTSIZES']._serialized_start=1744
-  _globals['_LARGESTSIZES']._serialized_end=1818
-  _globals['_EXECUTABLEPLAN']._serialized_start=1821
-  _globals['_EXECUTABLEPLAN']._serialized_end=1956
-  _globals['_HINT']._serialized_start=1958
-  _globals['_HINT']._serialized_end=2010
-  _globals['_COSTESTIMATE']._serialized_start=2012
-  _globals['_COSTESTIMATE']._serialized_end=2119
-  _globals['_SHARDWEIGHTSREQUEST']._serialized_start=2121
-  _globals['_SHARDWEIGHTSREQUEST']._serialized_end=2243
-  _globals['_COMPILEMETADATA']._serialized_start=2246
-  _globals['_COMPILEMETADATA']._serialized_end=2604
-  _globals['_COMPILERESPONSE']._serialized_start=2607
-  _globals['_COMPILERESPONSE']._serialized_end=2837
-  _globals['_EXECUTABLERESULT']._serialized_start=2840
-  _globals['_EXECUTABLERESULT']._serialized_end=3016
-  _globals['_WATCHCOMPILEREQUEST']._serialized_start=3018
-  _globals['_WATCHCOMPILEREQUEST']._serialized_end=3058
-  _globals['_WATCHCOMPILERESPONSE']._serialized_start=3061
-  _globals['_WATCHCOMPILERESPONSE']._serialized_end=3237
-  _globals['_COMPILERSERVICE']._serialized_start=3726
-  _globals['_COMPILERSERVICE']._serialized_end=4094
+  _globals['_PLANCOMPILEREQUEST']._serialized_end=1001
+  _globals['_PLANCOMPILERESPONSE']._serialized_start=1004
+  _globals['_PLANCOMPILERESPONSE']._serialized_end=1443
+  _globals['_SUBMODELPLAN']._serialized_start=1445
+  _globals['_SUBMODELPLAN']._serialized_end=1531
+  _globals['_BUCKET']._serialized_start=1533
+  _globals['_BUCKET']._serialized_end=1557
+  _globals['_RANKPLAN']._serialized_start=1560
+  _globals['_RANKPLAN']._serialized_end=1766
+  _globals['_WEIGHTGROUP']._serialized_start=1768
+  _globals['_WEIGHTGROUP']._serialized_end=1815
+  _globals['_LARGESTSIZES']._serialized_start=1817
+  _globals['_LARGESTSIZES']._serialized_end=1891
+  _globals['_EXECUTABLEPLAN']._serialized_start=1894
+  _globals['_EXECUTABLEPLAN']._serialized_end=2029
+  _globals['_GRAPHCHECK']._serialized_start=2031
+  _globals['_GRAPHCHECK']._serialized_end=2135
+  _globals['_GRAPHFINDING']._serialized_start=2138
+  _globals['_GRAPHFINDING']._serialized_end=2292
+  _globals['_HINT']._serialized_start=2294
+  _globals['_HINT']._serialized_end=2346
+  _globals['_COSTESTIMATE']._serialized_start=2348
+  _globals['_COSTESTIMATE']._serialized_end=2455
+  _globals['_SHARDWEIGHTSREQUEST']._serialized_start=2457
+  _globals['_SHARDWEIGHTSREQUEST']._serialized_end=2579
+  _globals['_COMPILEMETADATA']._serialized_start=2582
+  _globals['_COMPILEMETADATA']._serialized_end=2940
+  _globals['_COMPILERESPONSE']._serialized_start=2943
+  _globals['_COMPILERESPONSE']._serialized_end=3173
+  _globals['_EXECUTABLERESULT']._serialized_start=3176
+  _globals['_EXECUTABLERESULT']._serialized_end=3352
+  _globals['_WATCHCOMPILEREQUEST']._serialized_start=3354
+  _globals['_WATCHCOMPILEREQUEST']._serialized_end=3394
+  _globals['_WATCHCOMPILERESPONSE']._serialized_start=3397
+  _globals['_WATCHCOMPILERESPONSE']._serialized_end=3573
+  _globals['_COMPILERSERVICE']._serialized_start=4062
+  _globals['_COMPILERSERVICE']._serialized_end=4430
 # @@protoc_insertion_point(module_scope)

@@ -268,6 +268,7 @@ class PlanCompileRequest(_message.Message):
     OPTIMIZATION_LEVEL_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     CORE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CHECK_GRAPHS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Directory of a Hugging Face checkpoint, as in CompileRequest; its weight files need headers only. Required."""
     config_json: _builtins.str
@@ -279,6 +280,10 @@ class PlanCompileRequest(_message.Message):
     core_memory_bytes: _builtins.int
     """Memory of one core, in bytes. Default: 24 GiB on trn2 with LNC 2, 16 GiB on inf2 and trn1; on cpu, the compiler's host
     memory, which all ranks share.
+    """
+    check_graphs: _builtins.bool
+    """Trace the graph of every executable and check it for what Neuron's compiler would refuse. Takes seconds for each, and
+    torch-xla in the compiler's Python for Neuron. Refused for cpu.
     """
     @_builtins.property
     def config(self) -> _config_pb2.InferenceConfig:
@@ -298,10 +303,11 @@ class PlanCompileRequest(_message.Message):
         optimization_level: Global___OptimizationLevel.ValueType = ...,
         salt: _builtins.str = ...,
         core_memory_bytes: _builtins.int = ...,
+        check_graphs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "core_memory_bytes", b"core_memory_bytes", "model", b"model", "optimization_level", b"optimization_level", "salt", b"salt", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_graphs", b"check_graphs", "config", b"config", "config_json", b"config_json", "config_source", b"config_source", "core_memory_bytes", b"core_memory_bytes", "model", b"model", "optimization_level", b"optimization_level", "salt", b"salt", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_config_source: _TypeAlias = _typing.Literal["config", "config_json"]  # noqa: Y015
     _WhichOneofArgType_config_source: _TypeAlias = _typing.Literal["config_source", b"config_source"]  # noqa: Y015
@@ -325,6 +331,7 @@ class PlanCompileResponse(_message.Message):
     CORES_NEEDED_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     RESOLVED_CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    GRAPH_CHECK_FIELD_NUMBER: _builtins.int
     fits: _builtins.bool
     """Whether every rank fits."""
     cores_needed: _builtins.int
@@ -359,6 +366,10 @@ class PlanCompileResponse(_message.Message):
     def cost(self) -> Global___CostEstimate:
         """What the compile would cost, from recorded builds; absent where nothing like it was built."""
 
+    @_builtins.property
+    def graph_check(self) -> Global___GraphCheck:
+        """What `check_graphs` found; absent where it is not set."""
+
     def __init__(
         self,
         *,
@@ -372,10 +383,11 @@ class PlanCompileResponse(_message.Message):
         cores_needed: _builtins.int = ...,
         cost: Global___CostEstimate | None = ...,
         resolved_config_json: _builtins.str = ...,
+        graph_check: Global___GraphCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "largest", b"largest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "graph_check", b"graph_check", "largest", b"largest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores_needed", b"cores_needed", "cost", b"cost", "executables", b"executables", "fits", b"fits", "hints", b"hints", "largest", b"largest", "ranks", b"ranks", "resolved_config_json", b"resolved_config_json", "submodels", b"submodels", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores_needed", b"cores_needed", "cost", b"cost", "executables", b"executables", "fits", b"fits", "graph_check", b"graph_check", "hints", b"hints", "largest", b"largest", "ranks", b"ranks", "resolved_config_json", b"resolved_config_json", "submodels", b"submodels", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,6 +592,88 @@ class ExecutablePlan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecutablePlan: _TypeAlias = ExecutablePlan  # noqa: Y015
+
+@_typing.final
+class GraphCheck(_message.Message):
+    """GraphCheck is the check of a plan's graphs for what Neuron's compiler would refuse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_GRAPHS_FIELD_NUMBER: _builtins.int
+    NUM_FINDINGS_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    num_graphs: _builtins.int
+    """Graphs that were checked; executables with equal graphs have one."""
+    num_findings: _builtins.int
+    """What was found in all of them."""
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphFinding]:
+        """The first 1000 of it, in the order of the executables."""
+
+    def __init__(
+        self,
+        *,
+        num_graphs: _builtins.int = ...,
+        num_findings: _builtins.int = ...,
+        findings: _abc.Iterable[Global___GraphFinding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["findings", b"findings", "num_findings", b"num_findings", "num_graphs", b"num_graphs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphCheck: _TypeAlias = GraphCheck  # noqa: Y015
+
+@_typing.final
+class GraphFinding(_message.Message):
+    """GraphFinding is one thing that Neuron's compiler would refuse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    SUBMODEL_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    tag: _builtins.str
+    """Executable, such as `token_generation_256`; the first of several whose graphs are equal."""
+    submodel: _builtins.str
+    """Its submodel."""
+    code: _builtins.str
+    """Error code of Neuron's compiler, such as "NCC_EVRF013"; empty for a demand of its tracer, which has no codes."""
+    operation: _builtins.str
+    """Operation of the graph with the shape that it returns, or the input or buffer."""
+    accepted: _builtins.str
+    """What the compiler takes instead."""
+    source: _builtins.str
+    """Line of Kiln's sources that the operation comes from, such as "execution/sampling.py:80"; empty where the graph does
+    not say.
+    """
+    @_builtins.property
+    def bucket(self) -> Global___Bucket:
+        """Its bucket."""
+
+    def __init__(
+        self,
+        *,
+        tag: _builtins.str = ...,
+        submodel: _builtins.str = ...,
+        bucket: Global___Bucket | None = ...,
+        code: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        accepted: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "bucket", b"bucket", "code", b"code", "operation", b"operation", "source", b"source", "submodel", b"submodel", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphFinding: _TypeAlias = GraphFinding  # noqa: Y015
 
 @_typing.final
 class Hint(_message.Message):

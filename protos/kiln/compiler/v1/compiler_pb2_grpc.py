@@ -85,8 +85,12 @@ class CompilerServiceServicer:
     def PlanCompile(self, request, context):
         """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
         every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
-        that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error.
-        Errors: those of Compile for `model`, configuration and target.
+        that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error. With
+        `check_graphs` it takes longer, within the limits of a lowering; what the check finds is part of the answer.
+        Errors: those of Compile for `model`, configuration and target, DEADLINE_EXCEEDED/PLAN_TIMED_OUT,
+        RESOURCE_EXHAUSTED/PLAN_MEMORY_EXCEEDED, RESOURCE_EXHAUSTED/TOO_MANY_PLANS and INTERNAL/PLAN_FAILED; with
+        `check_graphs` also INVALID_ARGUMENT/CONFIG_INVALID for cpu, FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING without
+        torch-xla and INTERNAL/NEURON_TRACE_FAILED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,8 +53,12 @@ class CompilerServiceStub:
     PlanCompile: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.PlanCompileRequest, _compiler_pb2.PlanCompileResponse]
     """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
     every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
-    that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error.
-    Errors: those of Compile for `model`, configuration and target.
+    that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error. With
+    `check_graphs` it takes longer, within the limits of a lowering; what the check finds is part of the answer.
+    Errors: those of Compile for `model`, configuration and target, DEADLINE_EXCEEDED/PLAN_TIMED_OUT,
+    RESOURCE_EXHAUSTED/PLAN_MEMORY_EXCEEDED, RESOURCE_EXHAUSTED/TOO_MANY_PLANS and INTERNAL/PLAN_FAILED; with
+    `check_graphs` also INVALID_ARGUMENT/CONFIG_INVALID for cpu, FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING without
+    torch-xla and INTERNAL/NEURON_TRACE_FAILED.
     """
     ShardWeights: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.ShardWeightsRequest, _operations_pb2.Operation]
     """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
@@ -93,8 +97,12 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     PlanCompile: _aio.UnaryUnaryMultiCallable[_compiler_pb2.PlanCompileRequest, _compiler_pb2.PlanCompileResponse]  # type: ignore[assignment]
     """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
     every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
-    that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error.
-    Errors: those of Compile for `model`, configuration and target.
+    that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error. With
+    `check_graphs` it takes longer, within the limits of a lowering; what the check finds is part of the answer.
+    Errors: those of Compile for `model`, configuration and target, DEADLINE_EXCEEDED/PLAN_TIMED_OUT,
+    RESOURCE_EXHAUSTED/PLAN_MEMORY_EXCEEDED, RESOURCE_EXHAUSTED/TOO_MANY_PLANS and INTERNAL/PLAN_FAILED; with
+    `check_graphs` also INVALID_ARGUMENT/CONFIG_INVALID for cpu, FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING without
+    torch-xla and INTERNAL/NEURON_TRACE_FAILED.
     """
     ShardWeights: _aio.UnaryUnaryMultiCallable[_compiler_pb2.ShardWeightsRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
@@ -142,8 +150,12 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_compiler_pb2.PlanCompileResponse, _abc.Awaitable[_compiler_pb2.PlanCompileResponse]]:
         """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
         every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
-        that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error.
-        Errors: those of Compile for `model`, configuration and target.
+        that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error. With
+        `check_graphs` it takes longer, within the limits of a lowering; what the check finds is part of the answer.
+        Errors: those of Compile for `model`, configuration and target, DEADLINE_EXCEEDED/PLAN_TIMED_OUT,
+        RESOURCE_EXHAUSTED/PLAN_MEMORY_EXCEEDED, RESOURCE_EXHAUSTED/TOO_MANY_PLANS and INTERNAL/PLAN_FAILED; with
+        `check_graphs` also INVALID_ARGUMENT/CONFIG_INVALID for cpu, FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING without
+        torch-xla and INTERNAL/NEURON_TRACE_FAILED.
         """
 
     @_abc_1.abstractmethod

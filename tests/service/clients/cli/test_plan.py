@@ -132,6 +132,64 @@ def test_what_does_not_fit(
     assert (outcome.exit_code, outcome.last["fits"]) == (3, False)
 
 
+def test_the_check_of_graphs(server: ScriptedServer, kiln: Kiln, config: Path) -> None:
+    bucket = compiler_pb2.Bucket(tokens=[128])
+    found = [
+        compiler_pb2.GraphFinding(
+            tag="token_generation_128",
+            submodel="token_generation",
+            bucket=bucket,
+            code="NCC_EVRF013",
+            operation="sort sort.3 of s64[2,8]",
+            accepted="floating-point keys",
+            source="execution/sampling.py:80",
+        ),
+        compiler_pb2.GraphFinding(
+            tag="token_generation_128",
+            submodel="token_generation",
+            bucket=bucket,
+            operation="input seq_ids is missing",
+            accepted="each that the submodel has, and each is used",
+        ),
+    ]
+    check = compiler_pb2.GraphCheck(num_graphs=2, num_findings=5, findings=found)
+    server.script("PlanCompile", samples.plan(graph_check=check))
+    outcome = kiln("plan", config, "--model", "llama", "--target", "trn2", "--check-graphs")
+    assert server.requests["PlanCompile"][0].check_graphs
+    assert outcome.exit_code == 3
+    shown = " ".join(outcome.out.split())
+    for text in (
+        "refused token_generation_128: NCC_EVRF013: sort sort.3 of s64[2,8] at execution/sampling.py:80; "
+        "accepted: floating-point keys",
+        "refused token_generation_128: input seq_ids is missing; accepted: each that",
+        "refused 3 more",
+        "graphs 2 checked for what Neuron's compiler refuses; findings: 5",
+    ):
+        assert text in shown, shown
+    outcome = kiln("plan", config, "--model", "llama", "--check-graphs", "--json")
+    assert (outcome.exit_code, outcome.last["graph_check"]["num_findings"]) == (3, 5)
+    assert outcome.last["graph_check"]["findings"][0] == {
+        "tag": "token_generation_128",
+        "submodel": "token_generation",
+        "bucket": [128],
+        "code": "NCC_EVRF013",
+        "operation": "sort sort.3 of s64[2,8]",
+        "accepted": "floating-point keys",
+        "source": "execution/sampling.py:80",
+    }
+
+
+def test_a_check_without_findings(server: ScriptedServer, kiln: Kiln, config: Path) -> None:
+    server.script("PlanCompile", samples.plan(graph_check=compiler_pb2.GraphCheck(num_graphs=2)))
+    outcome = kiln("plan", config, "--model", "llama", "--check-graphs")
+    assert outcome.exit_code == 0
+    assert "findings: 0" in outcome.out
+    server.script("PlanCompile", samples.plan())
+    outcome = kiln("plan", config, "--model", "llama", "--json")
+    assert outcome.last["graph_check"] is None
+    assert not server.requests["PlanCompile"][-1].check_graphs
+
+
 def test_a_refusal(server: ScriptedServer, kiln: Kiln, config: Path) -> None:
     server.script("PlanCompile", refusal("NOT_FOUND", "CHECKPOINT_NOT_FOUND"))
     outcome = kiln("plan", config, "--model", "llama", "--json")

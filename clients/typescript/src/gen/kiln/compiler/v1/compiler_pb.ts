@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/compiler/v1/compiler.proto.
  */
 export const file_kiln_compiler_v1_compiler: GenFile = /*@__PURE__*/
-  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIpICChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKANCDwoNY29uZmlnX3NvdXJjZSKEAwoTUGxhbkNvbXBpbGVSZXNwb25zZRIxCglzdWJtb2RlbHMYASADKAsyHi5raWxuLmNvbXBpbGVyLnYxLlN1Ym1vZGVsUGxhbhIpCgVyYW5rcxgCIAMoCzIaLmtpbG4uY29tcGlsZXIudjEuUmFua1BsYW4SDAoEZml0cxgDIAEoCBIvCgdsYXJnZXN0GAQgASgLMh4ua2lsbi5jb21waWxlci52MS5MYXJnZXN0U2l6ZXMSNQoLZXhlY3V0YWJsZXMYBSADKAsyIC5raWxuLmNvbXBpbGVyLnYxLkV4ZWN1dGFibGVQbGFuEiUKBWhpbnRzGAYgAygLMhYua2lsbi5jb21waWxlci52MS5IaW50EhAKCHdhcm5pbmdzGAcgAygJEhQKDGNvcmVzX25lZWRlZBgIIAEoBRIsCgRjb3N0GAkgASgLMh4ua2lsbi5jb21waWxlci52MS5Db3N0RXN0aW1hdGUSHAoUcmVzb2x2ZWRfY29uZmlnX2pzb24YCiABKAkiVgoMU3VibW9kZWxQbGFuEgwKBG5hbWUYASABKAkSDQoFYmF0Y2gYAiABKAUSKQoHYnVja2V0cxgDIAMoCzIYLmtpbG4uY29tcGlsZXIudjEuQnVja2V0IhgKBkJ1Y2tldBIOCgZ0b2tlbnMYASADKAUizgEKCFJhbmtQbGFuEgwKBHJhbmsYASABKAUSFQoNd2VpZ2h0c19ieXRlcxgCIAEoAxIQCghrdl9ieXRlcxgDIAEoAxIYChBhY3RpdmF0aW9uX2J5dGVzGAQgASgDEhIKCmNvZGVfYnl0ZXMYBSABKAMSEwoLbGltaXRfYnl0ZXMYBiABKAMSEgoKbG9yYV9ieXRlcxgHIAEoAxI0Cg13ZWlnaHRfZ3JvdXBzGAggAygLMh0ua2lsbi5jb21waWxlci52MS5XZWlnaHRHcm91cCIvCgtXZWlnaHRHcm91cBIMCgRuYW1lGAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMiSgoMTGFyZ2VzdFNpemVzEhIKCmJhdGNoX3NpemUYASABKAUSDwoHc2VxX2xlbhgCIAEoBRIVCg1wYV9udW1fYmxvY2tzGAMgASgFIocBCg5FeGVjdXRhYmxlUGxhbhILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSLAoFY2FjaGUYBCABKA4yHS5raWxuLmNvbXBpbGVyLnYxLkNhY2hlUmVzdWx0IjQKBEhpbnQSDQoFZmllbGQYASABKAkSDQoFdmFsdWUYAiABKAkSDgoGcmVhc29uGAMgASgJImsKDENvc3RFc3RpbWF0ZRIrCghkdXJhdGlvbhgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFwZWFrX21lbW9yeV9ieXRlcxgCIAEoAxITCgtudW1fcmVjb3JkcxgDIAEoBSJ6ChNTaGFyZFdlaWdodHNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSFwoPZXhlY3V0YWJsZXNfcmVmGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYBSABKAgi5gIKD0NvbXBpbGVNZXRhZGF0YRIMCgRuYW1lGAEgASgJEi0KBXN0YWdlGAIgASgOMh4ua2lsbi5jb21waWxlci52MS5Db21waWxlU3RhZ2USGAoQZXhlY3V0YWJsZXNfZG9uZRgDIAEoBRIZChFleGVjdXRhYmxlc190b3RhbBgEIAEoBRIaChJleGVjdXRhYmxlc19jYWNoZWQYBSABKAUSFQoNc2hhcmRlZF9ieXRlcxgGIAEoAxITCgt0b3RhbF9ieXRlcxgHIAEoAxImCgNldGEYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHbWVzc2FnZRgJIAEoCRIvCgtjcmVhdGVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIuYBCg9Db21waWxlUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSNwoLZXhlY3V0YWJsZXMYBSADKAsyIi5raWxuLmNvbXBpbGVyLnYxLkV4ZWN1dGFibGVSZXN1bHQSEAoId2FybmluZ3MYBiADKAkSKwoIZHVyYXRpb24YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24isAEKEEV4ZWN1dGFibGVSZXN1bHQSCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEg4KBmJ1Y2tldBgDIAMoBRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSKwoIZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKc2l6ZV9ieXRlcxgGIAEoAyIoChNXYXRjaENvbXBpbGVSZXF1ZXN0EhEKCW9wZXJhdGlvbhgBIAEoCSKwAQoUV2F0Y2hDb21waWxlUmVzcG9uc2USNQoIcHJvZ3Jlc3MYASABKAsyIS5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVNZXRhZGF0YUgAEjMKBnJlc3VsdBgCIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlc3BvbnNlSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAQgcKBWV2ZW50KogBChFPcHRpbWl6YXRpb25MZXZlbBIiCh5PUFRJTUlaQVRJT05fTEVWRUxfVU5TUEVDSUZJRUQQABIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzAQARIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzEQAhIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzIQAyr+AQoMQ29tcGlsZVN0YWdlEh0KGUNPTVBJTEVfU1RBR0VfVU5TUEVDSUZJRUQQABIYChRDT01QSUxFX1NUQUdFX1FVRVVFRBABEh0KGUNPTVBJTEVfU1RBR0VfQ0FDSEVfQ0hFQ0sQAhIXChNDT01QSUxFX1NUQUdFX1RSQUNFEAMSFwoTQ09NUElMRV9TVEFHRV9MT1dFUhAEEhcKE0NPTVBJTEVfU1RBR0VfU0hBUkQQBRIYChRDT01QSUxFX1NUQUdFX1ZFUklGWRAGEhkKFUNPTVBJTEVfU1RBR0VfUFVCTElTSBAHEhYKEkNPTVBJTEVfU1RBR0VfRE9ORRAIKlgKC0NhY2hlUmVzdWx0EhwKGENBQ0hFX1JFU1VMVF9VTlNQRUNJRklFRBAAEhQKEENBQ0hFX1JFU1VMVF9ISVQQARIVChFDQUNIRV9SRVNVTFRfTUlTUxACMvACCg9Db21waWxlclNlcnZpY2USSgoHQ29tcGlsZRIgLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlcXVlc3QaHS5nb29nbGUubG9uZ3J1bm5pbmcuT3BlcmF0aW9uEloKC1BsYW5Db21waWxlEiQua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlcXVlc3QaJS5raWxuLmNvbXBpbGVyLnYxLlBsYW5Db21waWxlUmVzcG9uc2USVAoMU2hhcmRXZWlnaHRzEiUua2lsbi5jb21waWxlci52MS5TaGFyZFdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFCjwEKFGRldi5raWxuLmNvbXBpbGVyLnYxUAFaKWtpbG4ubG9jYWwvZ28va2lsbi9jb21waWxlci92MTtjb21waWxlcnYxqgIQS2lsbi5Db21waWxlci5WMboCDktpbG5Db21waWxlclYxygIQS2lsblxDb21waWxlclxWMeoCEktpbG46OkNvbXBpbGVyOjpWMWIGcHJvdG8z", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
+  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIqgCChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKAMSFAoMY2hlY2tfZ3JhcGhzGAggASgIQg8KDWNvbmZpZ19zb3VyY2UitwMKE1BsYW5Db21waWxlUmVzcG9uc2USMQoJc3VibW9kZWxzGAEgAygLMh4ua2lsbi5jb21waWxlci52MS5TdWJtb2RlbFBsYW4SKQoFcmFua3MYAiADKAsyGi5raWxuLmNvbXBpbGVyLnYxLlJhbmtQbGFuEgwKBGZpdHMYAyABKAgSLwoHbGFyZ2VzdBgEIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuTGFyZ2VzdFNpemVzEjUKC2V4ZWN1dGFibGVzGAUgAygLMiAua2lsbi5jb21waWxlci52MS5FeGVjdXRhYmxlUGxhbhIlCgVoaW50cxgGIAMoCzIWLmtpbG4uY29tcGlsZXIudjEuSGludBIQCgh3YXJuaW5ncxgHIAMoCRIUCgxjb3Jlc19uZWVkZWQYCCABKAUSLAoEY29zdBgJIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuQ29zdEVzdGltYXRlEhwKFHJlc29sdmVkX2NvbmZpZ19qc29uGAogASgJEjEKC2dyYXBoX2NoZWNrGAsgASgLMhwua2lsbi5jb21waWxlci52MS5HcmFwaENoZWNrIlYKDFN1Ym1vZGVsUGxhbhIMCgRuYW1lGAEgASgJEg0KBWJhdGNoGAIgASgFEikKB2J1Y2tldHMYAyADKAsyGC5raWxuLmNvbXBpbGVyLnYxLkJ1Y2tldCIYCgZCdWNrZXQSDgoGdG9rZW5zGAEgAygFIs4BCghSYW5rUGxhbhIMCgRyYW5rGAEgASgFEhUKDXdlaWdodHNfYnl0ZXMYAiABKAMSEAoIa3ZfYnl0ZXMYAyABKAMSGAoQYWN0aXZhdGlvbl9ieXRlcxgEIAEoAxISCgpjb2RlX2J5dGVzGAUgASgDEhMKC2xpbWl0X2J5dGVzGAYgASgDEhIKCmxvcmFfYnl0ZXMYByABKAMSNAoNd2VpZ2h0X2dyb3VwcxgIIAMoCzIdLmtpbG4uY29tcGlsZXIudjEuV2VpZ2h0R3JvdXAiLwoLV2VpZ2h0R3JvdXASDAoEbmFtZRgBIAEoCRISCgpzaXplX2J5dGVzGAIgASgDIkoKDExhcmdlc3RTaXplcxISCgpiYXRjaF9zaXplGAEgASgFEg8KB3NlcV9sZW4YAiABKAUSFQoNcGFfbnVtX2Jsb2NrcxgDIAEoBSKHAQoORXhlY3V0YWJsZVBsYW4SCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEigKBmJ1Y2tldBgDIAEoCzIYLmtpbG4uY29tcGlsZXIudjEuQnVja2V0EiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdCJoCgpHcmFwaENoZWNrEhIKCm51bV9ncmFwaHMYASABKAUSFAoMbnVtX2ZpbmRpbmdzGAIgASgFEjAKCGZpbmRpbmdzGAMgAygLMh4ua2lsbi5jb21waWxlci52MS5HcmFwaEZpbmRpbmcimgEKDEdyYXBoRmluZGluZxILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSDAoEY29kZRgEIAEoCRIRCglvcGVyYXRpb24YBSABKAkSEAoIYWNjZXB0ZWQYBiABKAkSDgoGc291cmNlGAcgASgJIjQKBEhpbnQSDQoFZmllbGQYASABKAkSDQoFdmFsdWUYAiABKAkSDgoGcmVhc29uGAMgASgJImsKDENvc3RFc3RpbWF0ZRIrCghkdXJhdGlvbhgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFwZWFrX21lbW9yeV9ieXRlcxgCIAEoAxITCgtudW1fcmVjb3JkcxgDIAEoBSJ6ChNTaGFyZFdlaWdodHNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSFwoPZXhlY3V0YWJsZXNfcmVmGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYBSABKAgi5gIKD0NvbXBpbGVNZXRhZGF0YRIMCgRuYW1lGAEgASgJEi0KBXN0YWdlGAIgASgOMh4ua2lsbi5jb21waWxlci52MS5Db21waWxlU3RhZ2USGAoQZXhlY3V0YWJsZXNfZG9uZRgDIAEoBRIZChFleGVjdXRhYmxlc190b3RhbBgEIAEoBRIaChJleGVjdXRhYmxlc19jYWNoZWQYBSABKAUSFQoNc2hhcmRlZF9ieXRlcxgGIAEoAxITCgt0b3RhbF9ieXRlcxgHIAEoAxImCgNldGEYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHbWVzc2FnZRgJIAEoCRIvCgtjcmVhdGVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIuYBCg9Db21waWxlUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSNwoLZXhlY3V0YWJsZXMYBSADKAsyIi5raWxuLmNvbXBpbGVyLnYxLkV4ZWN1dGFibGVSZXN1bHQSEAoId2FybmluZ3MYBiADKAkSKwoIZHVyYXRpb24YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24isAEKEEV4ZWN1dGFibGVSZXN1bHQSCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEg4KBmJ1Y2tldBgDIAMoBRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSKwoIZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKc2l6ZV9ieXRlcxgGIAEoAyIoChNXYXRjaENvbXBpbGVSZXF1ZXN0EhEKCW9wZXJhdGlvbhgBIAEoCSKwAQoUV2F0Y2hDb21waWxlUmVzcG9uc2USNQoIcHJvZ3Jlc3MYASABKAsyIS5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVNZXRhZGF0YUgAEjMKBnJlc3VsdBgCIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlc3BvbnNlSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAQgcKBWV2ZW50KogBChFPcHRpbWl6YXRpb25MZXZlbBIiCh5PUFRJTUlaQVRJT05fTEVWRUxfVU5TUEVDSUZJRUQQABIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzAQARIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzEQAhIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzIQAyr+AQoMQ29tcGlsZVN0YWdlEh0KGUNPTVBJTEVfU1RBR0VfVU5TUEVDSUZJRUQQABIYChRDT01QSUxFX1NUQUdFX1FVRVVFRBABEh0KGUNPTVBJTEVfU1RBR0VfQ0FDSEVfQ0hFQ0sQAhIXChNDT01QSUxFX1NUQUdFX1RSQUNFEAMSFwoTQ09NUElMRV9TVEFHRV9MT1dFUhAEEhcKE0NPTVBJTEVfU1RBR0VfU0hBUkQQBRIYChRDT01QSUxFX1NUQUdFX1ZFUklGWRAGEhkKFUNPTVBJTEVfU1RBR0VfUFVCTElTSBAHEhYKEkNPTVBJTEVfU1RBR0VfRE9ORRAIKlgKC0NhY2hlUmVzdWx0EhwKGENBQ0hFX1JFU1VMVF9VTlNQRUNJRklFRBAAEhQKEENBQ0hFX1JFU1VMVF9ISVQQARIVChFDQUNIRV9SRVNVTFRfTUlTUxACMvACCg9Db21waWxlclNlcnZpY2USSgoHQ29tcGlsZRIgLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlcXVlc3QaHS5nb29nbGUubG9uZ3J1bm5pbmcuT3BlcmF0aW9uEloKC1BsYW5Db21waWxlEiQua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlcXVlc3QaJS5raWxuLmNvbXBpbGVyLnYxLlBsYW5Db21waWxlUmVzcG9uc2USVAoMU2hhcmRXZWlnaHRzEiUua2lsbi5jb21waWxlci52MS5TaGFyZFdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFCjwEKFGRldi5raWxuLmNvbXBpbGVyLnYxUAFaKWtpbG4ubG9jYWwvZ28va2lsbi9jb21waWxlci92MTtjb21waWxlcnYxqgIQS2lsbi5Db21waWxlci5WMboCDktpbG5Db21waWxlclYxygIQS2lsblxDb21waWxlclxWMeoCEktpbG46OkNvbXBpbGVyOjpWMWIGcHJvdG8z", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
 
 /**
  * Target is the hardware that executables are made for.
@@ -266,6 +266,14 @@ export type PlanCompileRequest = Message<"kiln.compiler.v1.PlanCompileRequest"> 
    * @generated from field: int64 core_memory_bytes = 7;
    */
   coreMemoryBytes: bigint;
+
+  /**
+   * Trace the graph of every executable and check it for what Neuron's compiler would refuse. Takes seconds for each, and
+   * torch-xla in the compiler's Python for Neuron. Refused for cpu.
+   *
+   * @generated from field: bool check_graphs = 8;
+   */
+  checkGraphs: boolean;
 };
 
 /**
@@ -350,6 +358,13 @@ export type PlanCompileResponse = Message<"kiln.compiler.v1.PlanCompileResponse"
    * @generated from field: string resolved_config_json = 10;
    */
   resolvedConfigJson: string;
+
+  /**
+   * What `check_graphs` found; absent where it is not set.
+   *
+   * @generated from field: kiln.compiler.v1.GraphCheck graph_check = 11;
+   */
+  graphCheck?: GraphCheck;
 };
 
 /**
@@ -591,6 +606,105 @@ export const ExecutablePlanSchema: GenMessage<ExecutablePlan> = /*@__PURE__*/
   messageDesc(file_kiln_compiler_v1_compiler, 9);
 
 /**
+ * GraphCheck is the check of a plan's graphs for what Neuron's compiler would refuse.
+ *
+ * @generated from message kiln.compiler.v1.GraphCheck
+ */
+export type GraphCheck = Message<"kiln.compiler.v1.GraphCheck"> & {
+  /**
+   * Graphs that were checked; executables with equal graphs have one.
+   *
+   * @generated from field: int32 num_graphs = 1;
+   */
+  numGraphs: number;
+
+  /**
+   * What was found in all of them.
+   *
+   * @generated from field: int32 num_findings = 2;
+   */
+  numFindings: number;
+
+  /**
+   * The first 1000 of it, in the order of the executables.
+   *
+   * @generated from field: repeated kiln.compiler.v1.GraphFinding findings = 3;
+   */
+  findings: GraphFinding[];
+};
+
+/**
+ * Describes the message kiln.compiler.v1.GraphCheck.
+ * Use `create(GraphCheckSchema)` to create a new message.
+ */
+export const GraphCheckSchema: GenMessage<GraphCheck> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 10);
+
+/**
+ * GraphFinding is one thing that Neuron's compiler would refuse.
+ *
+ * @generated from message kiln.compiler.v1.GraphFinding
+ */
+export type GraphFinding = Message<"kiln.compiler.v1.GraphFinding"> & {
+  /**
+   * Executable, such as `token_generation_256`; the first of several whose graphs are equal.
+   *
+   * @generated from field: string tag = 1;
+   */
+  tag: string;
+
+  /**
+   * Its submodel.
+   *
+   * @generated from field: string submodel = 2;
+   */
+  submodel: string;
+
+  /**
+   * Its bucket.
+   *
+   * @generated from field: kiln.compiler.v1.Bucket bucket = 3;
+   */
+  bucket?: Bucket;
+
+  /**
+   * Error code of Neuron's compiler, such as "NCC_EVRF013"; empty for a demand of its tracer, which has no codes.
+   *
+   * @generated from field: string code = 4;
+   */
+  code: string;
+
+  /**
+   * Operation of the graph with the shape that it returns, or the input or buffer.
+   *
+   * @generated from field: string operation = 5;
+   */
+  operation: string;
+
+  /**
+   * What the compiler takes instead.
+   *
+   * @generated from field: string accepted = 6;
+   */
+  accepted: string;
+
+  /**
+   * Line of Kiln's sources that the operation comes from, such as "execution/sampling.py:80"; empty where the graph does
+   * not say.
+   *
+   * @generated from field: string source = 7;
+   */
+  source: string;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.GraphFinding.
+ * Use `create(GraphFindingSchema)` to create a new message.
+ */
+export const GraphFindingSchema: GenMessage<GraphFinding> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 11);
+
+/**
  * Hint is an attribute that the target ignores.
  *
  * @generated from message kiln.compiler.v1.Hint
@@ -623,7 +737,7 @@ export type Hint = Message<"kiln.compiler.v1.Hint"> & {
  * Use `create(HintSchema)` to create a new message.
  */
 export const HintSchema: GenMessage<Hint> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 10);
+  messageDesc(file_kiln_compiler_v1_compiler, 12);
 
 /**
  * CostEstimate is what a compile would cost.
@@ -658,7 +772,7 @@ export type CostEstimate = Message<"kiln.compiler.v1.CostEstimate"> & {
  * Use `create(CostEstimateSchema)` to create a new message.
  */
 export const CostEstimateSchema: GenMessage<CostEstimate> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 11);
+  messageDesc(file_kiln_compiler_v1_compiler, 13);
 
 /**
  * ShardWeightsRequest describes one bundle with weights only.
@@ -707,7 +821,7 @@ export type ShardWeightsRequest = Message<"kiln.compiler.v1.ShardWeightsRequest"
  * Use `create(ShardWeightsRequestSchema)` to create a new message.
  */
 export const ShardWeightsRequestSchema: GenMessage<ShardWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 12);
+  messageDesc(file_kiln_compiler_v1_compiler, 14);
 
 /**
  * CompileMetadata is the metadata of a compile operation.
@@ -798,7 +912,7 @@ export type CompileMetadata = Message<"kiln.compiler.v1.CompileMetadata"> & {
  * Use `create(CompileMetadataSchema)` to create a new message.
  */
 export const CompileMetadataSchema: GenMessage<CompileMetadata> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 13);
+  messageDesc(file_kiln_compiler_v1_compiler, 15);
 
 /**
  * CompileResponse is the result of a compile.
@@ -861,7 +975,7 @@ export type CompileResponse = Message<"kiln.compiler.v1.CompileResponse"> & {
  * Use `create(CompileResponseSchema)` to create a new message.
  */
 export const CompileResponseSchema: GenMessage<CompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 14);
+  messageDesc(file_kiln_compiler_v1_compiler, 16);
 
 /**
  * ExecutableResult describes one executable of the bundle.
@@ -917,7 +1031,7 @@ export type ExecutableResult = Message<"kiln.compiler.v1.ExecutableResult"> & {
  * Use `create(ExecutableResultSchema)` to create a new message.
  */
 export const ExecutableResultSchema: GenMessage<ExecutableResult> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 15);
+  messageDesc(file_kiln_compiler_v1_compiler, 17);
 
 /**
  * WatchCompileRequest names an operation.
@@ -938,7 +1052,7 @@ export type WatchCompileRequest = Message<"kiln.compiler.v1.WatchCompileRequest"
  * Use `create(WatchCompileRequestSchema)` to create a new message.
  */
 export const WatchCompileRequestSchema: GenMessage<WatchCompileRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 16);
+  messageDesc(file_kiln_compiler_v1_compiler, 18);
 
 /**
  * WatchCompileResponse is one event.
@@ -983,7 +1097,7 @@ export type WatchCompileResponse = Message<"kiln.compiler.v1.WatchCompileRespons
  * Use `create(WatchCompileResponseSchema)` to create a new message.
  */
 export const WatchCompileResponseSchema: GenMessage<WatchCompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 17);
+  messageDesc(file_kiln_compiler_v1_compiler, 19);
 
 /**
  * OptimizationLevel trades compile time for speed.
@@ -1167,8 +1281,12 @@ export const CompilerService: GenService<{
   /**
    * Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
    * every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
-   * that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error.
-   * Errors: those of Compile for `model`, configuration and target.
+   * that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error. With
+   * `check_graphs` it takes longer, within the limits of a lowering; what the check finds is part of the answer.
+   * Errors: those of Compile for `model`, configuration and target, DEADLINE_EXCEEDED/PLAN_TIMED_OUT,
+   * RESOURCE_EXHAUSTED/PLAN_MEMORY_EXCEEDED, RESOURCE_EXHAUSTED/TOO_MANY_PLANS and INTERNAL/PLAN_FAILED; with
+   * `check_graphs` also INVALID_ARGUMENT/CONFIG_INVALID for cpu, FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING without
+   * torch-xla and INTERNAL/NEURON_TRACE_FAILED.
    *
    * @generated from rpc kiln.compiler.v1.CompilerService.PlanCompile
    */
