@@ -12,8 +12,6 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, Final
 
-import structlog
-
 from bundle.errors import FieldViolation
 from bundle.manifest import TargetKind
 from compiler_svc.errors import ConfigInvalid
@@ -23,7 +21,6 @@ from compiler_svc.lower.neuron.hlo_check import Finding
 from compiler_svc.lower.neuron.interpreter import check_graph, read_log
 from compiler_svc.lower.neuron.request import GraphRequest
 from compiler_svc.planning.build_plan import BuildPlan
-from compiler_svc.planning.errors import PlanFailed
 from compiler_svc.trace.submodel_document import MAKE_MODULE
 from targets.errors import NeuronToolchainMissing
 from targets.registry import TARGETS
@@ -90,7 +87,7 @@ def check_graphs(
     Raises:
         NeuronTraceFailed: torch-xla could not trace a submodel.
         MemoryError: The interpreter reached the limit of this process's memory.
-        PlanFailed: The interpreter ended by a fault.
+        RuntimeError: The interpreter ended by a fault; the text is what it wrote.
     """
     distinct = {submodel.graph_key(build.model): submodel for submodel in reversed(build.submodels)}
     found: list[GraphFinding] = []
@@ -111,18 +108,11 @@ def _check(request: GraphRequest, directory: Path) -> tuple[Finding, ...]:
     directory.mkdir()
     try:
         return check_graph(request, directory).findings
-    except NeuronTraceFailed as error:
-        if tells_refusal(str(error)):
-            raise MemoryError from error
-        raise
-    except CalledProcessError as error:
+    except (NeuronTraceFailed, CalledProcessError) as error:
         log = read_log(directory)
-        if tells_refusal(log):
+        if tells_refusal(f"{log}\n{error}"):
             raise MemoryError from error
-        # It quotes directories of this host, so no client gets it.
-        structlog.get_logger("compiler").error(
-            "a graph was not checked", tag=request.tag, how=str(error), output=log[-_MAX_LOGGED_CHARS:]
-        )
-        raise PlanFailed(
-            f"the interpreter for Neuron ended while it traced {request.tag}, and the compiler's log says how"
-        ) from error
+        if isinstance(error, NeuronTraceFailed):
+            raise
+        # For the compiler's log alone: it quotes directories of this host.
+        raise RuntimeError(f"the check of {request.tag} ended with {error}:\n{log[-_MAX_LOGGED_CHARS:]}") from error

@@ -170,7 +170,7 @@ class Planner:
             PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
             ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
             ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
-            NeuronToolchainMissing, NeuronTraceFailed, PlanFailed: See `require_checks` and `check_graphs`.
+            NeuronToolchainMissing, NeuronTraceFailed, RuntimeError: See `require_checks` and `check_graphs`.
         """
         if request.check_graphs:
             require_checks(request.target_kind)

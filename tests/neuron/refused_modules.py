@@ -89,6 +89,25 @@ def make_lasting_buffer(document: dict[str, Any]) -> Submodel:
     return make(document, LastingBuffer)
 
 
+class WrittenBuffer(Changed):
+    def forward(self, input_ids=None, position_ids=None, seq_ids=None):  # type: ignore[no-untyped-def]
+        self.get_buffer("k_cache.0").mul_(2)
+        return self.__dict__["_wrapped"](input_ids=input_ids, position_ids=position_ids, seq_ids=seq_ids)
+
+
+def make_written_buffer(document: dict[str, Any]) -> Submodel:
+    return make(document, WrittenBuffer)
+
+
+class Fallback(Changed):
+    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return (outputs[0].view(torch.int32).float(),)
+
+
+def make_fallback(document: dict[str, Any]) -> Submodel:
+    return make(document, Fallback)
+
+
 class UnnamedOutput(Changed):
     def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (*outputs, outputs[0] + 1)

@@ -6,12 +6,15 @@ so that what the digests of sources cover is what runs. Planning processes ask i
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from signal import Signals
+from subprocess import CalledProcessError
 from typing import BinaryIO, Final, TypeVar
 
-from compiler_svc.lower.errors import LoweringFailed
+from compiler_svc.lower.errors import LoweringFailed, NeuronTraceFailed
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.neuron.command import KEEPS_LINES, XLA_ON_CPU, make_command, make_environment
 from compiler_svc.lower.neuron.request import (
@@ -28,6 +31,11 @@ from targets.registry import TARGETS
 
 #: Among one device, torch-xla leaves collectives out.
 _KEEPS_COLLECTIVES: Final = {"XLA_ALWAYS_ALLREDUCE": "1"}
+#: Python then writes where it crashed, the innermost call first.
+_NAMES_CRASHES: Final = {"PYTHONFAULTHANDLER": "1"}
+_OWN_LINE: Final = re.compile(r'File ".*/((?:compiler_svc|execution)/[^"]+)", line (\d+)')
+#: How torch-xla ends if it reads the values of a placeholder, for an operator that it leaves to the CPU.
+_CRASHES: Final = (Signals.SIGSEGV, Signals.SIGABRT)
 #: What the interpreter of a check writes, in the check's directory.
 _LOG_FILE: Final = "log.txt"
 
@@ -86,12 +94,21 @@ def check_graph(request: GraphRequest, directory: Path) -> CheckedGraph:
         directory: Receives the interpreter's files.
 
     Raises:
-        NeuronTraceFailed: torch-xla could not trace it.
+        NeuronTraceFailed: torch-xla could not trace it, or crashed.
         KilnError: The submodel cannot be made there.
         CalledProcessError: The interpreter ended by a fault, which `read_log` tells.
     """
-    with (directory / _LOG_FILE).open("wb") as log:
-        return _ask(request, directory, XLA_ON_CPU | _KEEPS_COLLECTIVES, CheckedGraph, log)
+    variables = XLA_ON_CPU | _KEEPS_COLLECTIVES | _NAMES_CRASHES
+    try:
+        with (directory / _LOG_FILE).open("wb") as log:
+            return _ask(request, directory, variables, CheckedGraph, log)
+    except CalledProcessError as error:
+        if -error.returncode not in _CRASHES:
+            raise
+        line = _OWN_LINE.search(read_log(directory))
+        place = f" at {line[1]}:{line[2]}" if line else ""
+        cause = f"torch-xla ended with {Signals(-error.returncode).name}{place}"
+        raise NeuronTraceFailed(request.tag, cause, "an operator that it does not lower reads values") from error
 
 
 def read_log(directory: Path) -> str:

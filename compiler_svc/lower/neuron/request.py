@@ -122,7 +122,8 @@ def read_answer(directory: Path) -> Answer | None:
     path = directory / _ANSWER_FILE
     if not path.exists():
         return None
-    return msgspec.json.decode(path.read_bytes(), type=Answer, dec_hook=_read_path)
+    answer: Answer = msgspec.json.decode(path.read_bytes(), type=Answer, dec_hook=_read_path)
+    return answer
 
 
 def _read_path(kind: type, text: str) -> Path:
