@@ -36,7 +36,7 @@ class Recorder(TorchDispatchMode):
         if not self.placeholders:
             program = Path(os.environ.get("KILN_TEST_TORCH_XLA", "none"))
             exec(program.read_text() if program.exists() else "")
-            # What it records computes nothing: ranks have nobody to exchange tensors with.
+            # What it records computes nothing: the one rank that is there has no other to exchange tensors with.
             self._fake.__enter__()
             self.__enter__()
         with _disable_current_modes(), self._fake:
