@@ -6,7 +6,7 @@ functions import torch-xla, which the interpreter alone may have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import resolve_name
@@ -18,6 +18,7 @@ from torch import Tensor
 from compiler_svc.lower.errors import NeuronTraceFailed
 from compiler_svc.lower.neuron.hlo import read_hlo
 from compiler_svc.lower.neuron.hlo_check import Finding, check_hlo, find_missing, find_unaliased
+from compiler_svc.lower.neuron.largest import make_operators
 from compiler_svc.lower.neuron.request import CheckedGraph, GraphRequest
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.lower.neuron.xla_model import PACKAGE
@@ -25,6 +26,28 @@ from compiler_svc.lower.xla import register_operators
 
 #: Of what torch-xla says; the traces of its C++ behind that are long.
 _MAX_CAUSE_CHARS: Final = 500
+
+
+def _call_argmax(values: Tensor) -> Tensor:
+    (places,) = _call("AwsNeuronArgMax", values, {torch.int64: values.shape[:-1]}, str(values.dim() - 1))
+    return places
+
+
+def _call_top_k(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    shape = (*values.shape[:-1], count)
+    largest, places = _call("AwsNeuronTopK", values, {values.dtype: shape, torch.uint32: shape}, str(count))
+    return largest, places
+
+
+def _call(target: str, operand: Tensor, results: Mapping[torch.dtype, Sequence[int]], config: str) -> list[Tensor]:
+    """A custom call of one operand, as Neuron's packages make it, which need not be there."""
+    make = import_module(PACKAGE)._XLAC._xla_custom_call  # noqa: SLF001 - torch-xla's own functions call it so
+    shapes, dtypes = [list(shape) for shape in results.values()], list(results)
+    made: list[Tensor] = make([operand], target, shapes, dtypes, False, config, 0, {})
+    return made
+
+
+_OPERATORS: Final = make_operators(_call_argmax, _call_top_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +93,7 @@ def _trace(submodel: Submodel) -> TracedSubmodel:
     )
     submodel.put_state(state)
     versions = _read_versions(state)
-    with register_operators():
+    with register_operators(**_OPERATORS):
         outputs = module(**inputs)
     assigned = {name: module.get_buffer(name) for name in state}
     written = {name for name, version in _read_versions(state).items() if version != versions[name]}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from compiler_svc.lower.errors import (
@@ -25,6 +24,7 @@ from compiler_svc.lower.errors import (
 from compiler_svc.lower.neuron.flags import render_flags
 from compiler_svc.lower.neuron.hlo import HloModule, read_hlo
 from compiler_svc.lower.neuron.hlo_check import check_hlo
+from compiler_svc.lower.neuron.largest import make_operators
 from compiler_svc.lower.neuron.request import NeuronExecutable, NeuronRequest
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.lower.neuron.tensor_map import map_tensors
@@ -36,9 +36,6 @@ _MEMORY_CODES: Final = frozenset({"NCC_EOOM001", "NCC_EOOM002", "NCC_EVRF009", "
 #: neuronx-cc's log, below the folder that it works in.
 _LOG_FILE: Final = "log-neuron-cc.txt"
 _LOG_TAIL_LINES: Final = 20
-
-#: Of rows twice as wide neuronx-cc 2.26 is reported to take the top 8 at most: more end in ISGV902.
-_MAX_TOP_K_COLUMNS: Final = 16_384
 
 #: What the tracer says, and what it means for a submodel.
 _TRACE_ADVICE: Final[Sequence[tuple[str, str]]] = (
@@ -82,34 +79,21 @@ def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
     return NeuronExecutable(neff=neff, graph=path, metaneff=metaneff, program=program)
 
 
-def find_largest(values: Tensor) -> Tensor:
-    """`kiln::argmax` by the custom call `AwsNeuronArgMax`: f32 [N, M] to int32 [N]."""
+def _call_argmax(values: Tensor) -> Tensor:
     from torch_neuronx.xla_impl.ops import Argmax  # noqa: PLC0415 - in this interpreter alone
 
     places: Tensor = Argmax.apply(values, dim=1, keepdim=False)
-    return places.to(torch.int32)
+    return places
 
 
-def take_largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`kiln::topk` by the custom call `AwsNeuronTopK`: f32 [N, M] to f32 and int32 [N, count]."""
+def _call_top_k(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     from torch_neuronx.xla_impl.ops import TopK  # noqa: PLC0415 - in this interpreter alone
 
-    if values.shape[-1] <= _MAX_TOP_K_COLUMNS:
-        largest, places = TopK.apply(values, count, dim=1)
-        return largest, places.to(torch.int32)
-    tops = []
-    for start in range(0, values.shape[-1], _MAX_TOP_K_COLUMNS):
-        # A copy, because torch-xla makes of a view here a gather by a table.
-        part = torch.slice_copy(values, 1, start, start + _MAX_TOP_K_COLUMNS)
-        largest, places = take_largest(part, min(count, part.shape[-1]))
-        tops.append((largest, places + start))
-    largest, places = (torch.cat(parts, dim=1) for parts in zip(*tops, strict=True))
-    largest, chosen = take_largest(largest, count)
-    return largest, places.gather(1, chosen)
+    largest, places = TopK.apply(values, count, dim=1)
+    return largest, places
 
 
-#: Neuron's own operators, by the names of those in whose place graphs have them.
-OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {"argmax": find_largest, "topk": take_largest}
+OPERATORS: Final = make_operators(_call_argmax, _call_top_k)
 
 
 def _trace(submodel: Submodel, tag: str) -> Any:

@@ -1,0 +1,47 @@
+"""`kiln::argmax` and `kiln::topk` in graphs for Neuron, by the custom calls of its compiler.
+
+AWS documents neither call. Of the last axis `AwsNeuronArgMax` gives places, s64, and `AwsNeuronTopK` values and places,
+u32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+#: Of rows twice as wide neuronx-cc 2.26 is reported to take the top 8 at most: more end in ISGV902.
+_MAX_COLUMNS: Final = 16_384
+
+Argmax = Callable[[Tensor], Tensor]
+TopK = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+def make_operators(call_argmax: Argmax, call_top_k: TopK) -> Mapping[str, Callable[..., Any]]:
+    """What `compiler_svc.lower.xla.register_operators` takes.
+
+    Args:
+        call_argmax: Makes the call `AwsNeuronArgMax` of the last axis, f32 [N, M] to integers [N].
+        call_top_k: Makes the call `AwsNeuronTopK`, f32 [N, M] to f32 and integers [N, count].
+    """
+
+    def find_largest(values: Tensor) -> Tensor:
+        return call_argmax(values).to(torch.int32)
+
+    def take_largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        if values.shape[-1] <= _MAX_COLUMNS:
+            largest, places = call_top_k(values, count)
+            return largest, places.to(torch.int32)
+        tops = []
+        for start in range(0, values.shape[-1], _MAX_COLUMNS):
+            # A copy, because torch-xla makes of a view here a gather by a table.
+            part = torch.slice_copy(values, 1, start, start + _MAX_COLUMNS)
+            largest, places = take_largest(part, min(count, part.shape[-1]))
+            tops.append((largest, places + start))
+        largest, places = (torch.cat(parts, dim=1) for parts in zip(*tops, strict=True))
+        largest, chosen = take_largest(largest, count)
+        return largest, places.gather(1, chosen)
+
+    return {"argmax": find_largest, "topk": take_largest}
