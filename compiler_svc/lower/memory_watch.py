@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
+
+from execution.forkserver.descendants import find_descendants
 
 _INTERVAL_S: Final = 0.1
 #: The kernel refuses a request, not the memory in use: a process may end well below its limit.
@@ -25,20 +26,20 @@ _REFUSALS: Final = re.compile(
 
 
 class MemoryWatch:
-    """Remembers the largest data memory seen in any process of a group."""
+    """Remembers the largest data memory seen in a process, or in one that descends from it."""
 
     def __init__(self) -> None:
         """Starts without having seen a process."""
         self._peak_bytes = 0
 
     @contextlib.asynccontextmanager
-    async def watching(self, process_group: Callable[[], int | None]) -> AsyncIterator[None]:
+    async def watching(self, find_pid: Callable[[], int | None]) -> AsyncIterator[None]:
         """Looks at intervals until the block ends.
 
         Args:
-            process_group: Returns the group's id; None until the group exists.
+            find_pid: Returns the id of the process; None until it exists.
         """
-        task = asyncio.create_task(self._watch(process_group))
+        task = asyncio.create_task(self._watch(find_pid))
         try:
             yield
         finally:
@@ -53,10 +54,10 @@ class MemoryWatch:
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
         return is_near or tells_refusal(output)
 
-    async def _watch(self, find_group: Callable[[], int | None]) -> None:
+    async def _watch(self, find_pid: Callable[[], int | None]) -> None:
         while True:
-            if (group := find_group()) is not None:
-                self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, group))
+            if (pid := find_pid()) is not None:
+                self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, pid))
             await asyncio.sleep(_INTERVAL_S)
 
 
@@ -69,13 +70,13 @@ def tells_refusal(output: str) -> bool:
     return _REFUSALS.search(output) is not None
 
 
-def _read_data_bytes(process_group: int) -> int:
-    """The largest data memory of any process of a group, in bytes, as RLIMIT_DATA counts it."""
+def _read_data_bytes(pid: int) -> int:
+    """The largest data memory of a process and all that descend from it, in bytes, as RLIMIT_DATA counts it."""
     most = 0
-    for process in Path("/proc").glob("[0-9]*"):
+    for one in (pid, *find_descendants(pid)):
         # A process that has ended meanwhile takes no more memory.
         with contextlib.suppress(OSError):
-            if os.getpgid(int(process.name)) == process_group:
-                found = re.search(r"^VmData:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE)
-                most = max(most, 1024 * int(found[1]) if found else 0)
+            status = Path(f"/proc/{one}/status").read_text()
+            found = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+            most = max(most, 1024 * int(found[1]) if found else 0)
     return most

@@ -19,7 +19,7 @@ from typing import Final
 from bundle.errors import KilnError
 from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
 from execution.failure import Failure
-from execution.forkserver.parent_death import end_group_with_parent
+from execution.forkserver.parent_death import end_tree_with_parent
 from targets.registry import TARGETS
 
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -45,7 +45,7 @@ def _list_needed() -> Iterator[str]:
 def run_job(path: str) -> None:
     """Runs the job in the directory `path`."""
     # Not this process alone: the C++ compiler would go on.
-    end_group_with_parent(os.getppid())
+    end_tree_with_parent(os.getppid())
     job = read_job(Path(path))
     _settle(job)
     # Resolved here, because `preload` first sets the directory in which Inductor makes its cache.

@@ -9,6 +9,8 @@ to it is a `ForkserverClient`. `server` runs in the forkserver; `protocol` defin
 not know ranks, builds, lowerings or torch: requests name functions, and only the forked process or the forkserver
 itself imports them.
 
-A process leads a session of its own. It ends, with its process group, when its owner kills it or ends; when its
-forkserver ends; and, because a forkserver dies with its parent, when the service ends.
+A process leads a session of its own. It ends when its owner kills it or ends; when its forkserver ends; and, because a
+forkserver dies with its parent, when the service ends. What it has started, in whatever session, its forkserver adopts
+and ends. Only a forkserver that dies cannot, so a process that starts programs calls
+`parent_death.end_tree_with_parent`.
 """

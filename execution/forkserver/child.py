@@ -46,7 +46,7 @@ class ChildProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process and its process group have ended."""
+        """Whether the process and all that it had started have ended."""
         return self._ended.done()
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class ChildProcess:
         return self.exit_code
 
     def kill(self) -> None:
-        """Kills the process group. Has no effect if it has ended.
+        """Kills the process with all that it has started. Has no effect if it has ended.
 
         If the forkserver has not announced the process yet, for it may still be loading, the process never begins.
         """
@@ -79,7 +79,7 @@ class ChildProcess:
             self._end(-signal.SIGKILL)
 
     async def end(self) -> None:
-        """Kills the process group and waits until it has ended."""
+        """Kills the process with all that it has started, and waits until it has ended."""
         self.kill()
         await asyncio.shield(self._ended)
 

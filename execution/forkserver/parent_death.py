@@ -1,4 +1,4 @@
-"""Ends a process, or a group of processes, when its parent ends."""
+"""Ends a process, or all that it has started, when its parent ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from typing import Final
+
+from execution.forkserver.descendants import adopt_orphans, end_descendants
 
 PARENT_ENVIRONMENT: Final = "KILN_PARENT_PID"
 
@@ -33,22 +35,29 @@ def die_with_parent(death_signal: signal.Signals, parent_pid: int | None = None)
         os.kill(os.getpid(), death_signal)
 
 
-def end_group_with_parent(parent_pid: int) -> None:
-    """Ends this process together with its process group, which it leads, when the thread that started it ends.
+def end_tree_with_parent(parent_pid: int) -> None:
+    """Ends this process with all that descends from it when the thread that started it ends.
 
     A thread waits for SIGTERM, which all others block. A handler would not do: Python runs handlers between its own
     instructions, so one whose signal comes just before a wait for a child runs when that child has ended by itself.
 
+    The process leads its process group.
+
     Args:
         parent_pid: Process id of the parent.
     """
+    adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     usual_bytes = threading.stack_size(_STACK_BYTES)
-    threading.Thread(target=_end_group_at_signal, daemon=True).start()
+    threading.Thread(target=_end_tree_at_signal, daemon=True).start()
     threading.stack_size(usual_bytes)
     die_with_parent(signal.SIGTERM, parent_pid)
 
 
-def _end_group_at_signal() -> None:
+def _end_tree_at_signal() -> None:
     signal.sigwait([signal.SIGTERM])
-    os.killpg(0, signal.SIGKILL)
+    try:
+        end_descendants()
+    finally:
+        # Also where memory or descriptors have run out.
+        os.killpg(0, signal.SIGKILL)

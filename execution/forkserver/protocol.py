@@ -64,7 +64,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The process and its whole process group have ended."""
+    """The process has ended, and with it all that it had started."""
 
     #: Negative for the signal that ended it.
     exit_code: int

@@ -1,7 +1,7 @@
 """The forkserver's process: `python -m execution.forkserver.server SOCKET_FD NAME PRELOAD`, PRELOAD being a `Call`.
 
-At the first request it imports what the processes need. It forks a process for each request, waits for the processes
-and reports how they ended. When the last client has hung up, it ends with its processes.
+At the first request it imports what the processes need. It forks a process for each request, waits for the processes,
+ends what they leave behind, and reports how they ended. When the last client has hung up, it ends with its processes.
 
 In a forked process only the forking thread exists, and locks that other threads held stay locked. So a forkserver has
 one thread, computes nothing, and counts its threads before each fork.
@@ -26,6 +26,7 @@ from typing import Final, NoReturn
 
 from bundle.confinement import SERVICE, confine
 from bundle.shortage import name_shortage
+from execution.forkserver.descendants import adopt_orphans, end_children
 from execution.forkserver.parent_death import die_with_parent
 from execution.forkserver.protocol import (
     Announced,
@@ -190,8 +191,10 @@ class _Server:
         # This comes before the kernel can give the id of the leader, and so of the group, to another process.
         child.kill()
         _, status = os.waitpid(child.pid, 0)
-        _report(child.reports, Ended(os.waitstatus_to_exitcode(status)))
         self._children.remove(child)
+        # What it had started outside its group is this process's now.
+        end_children(spared={one.pid for one in self._children})
+        _report(child.reports, Ended(os.waitstatus_to_exitcode(status)))
         for end in (child.pidfd, child.reports):
             self._selector.unregister(end)
         child.close()
@@ -204,6 +207,7 @@ def serve(preload: str, connection_fd: int) -> None:
         preload: A `Call` as JSON, which imports modules before the first fork.
         connection_fd: Descriptor of the socket of requests. This function takes it over.
     """
+    adopt_orphans()
     with socket.socket(fileno=connection_fd) as connection:
         _Server(decode_call(preload), connection).serve()
 

@@ -11,10 +11,16 @@ import psutil
 TAKE_MEMORY: Final = "bytearray(1 << 45)"
 
 
-def write_waiting_program(announcements: Path) -> str:
-    """Makes a program that writes half a NEFF, announces itself in a folder, and waits for ever."""
+def write_waiting_program(announcements: Path, *, leads_session: bool = False) -> str:
+    """Makes a program that writes half a NEFF, announces itself in a folder, and waits for ever.
+
+    Args:
+        leads_session: Whether it starts a session of its own first, which the signals to its parents' do not reach.
+    """
     return f"""
 import os, pathlib, signal
+if {leads_session}:
+    os.setsid()
 pathlib.Path("graph.neff").write_bytes(b"half of it")
 folder = pathlib.Path({str(announcements)!r})
 folder.mkdir(exist_ok=True)

@@ -1,4 +1,6 @@
-"""Three generations of processes, all forked: a front, its build and the build's lowering, which runs a compiler.
+"""Three generations of processes, all forked: a front, its build and the build's lowering, which runs three compilers.
+
+One is in the lowering's session, one in its own, and of one the parent has ended.
 
 Each writes its name and its process id to standard error, which all share with the test.
 """
@@ -14,7 +16,7 @@ import threading
 import time
 
 from execution.forkserver.client import Forkserver, ForkserverClient
-from execution.forkserver.parent_death import end_group_with_parent
+from execution.forkserver.parent_death import end_tree_with_parent
 from execution.forkserver.protocol import Call
 
 NOTHING = Call("os:getpid")
@@ -54,11 +56,14 @@ def rank() -> None:
 
 
 def lower() -> None:
-    end_group_with_parent(os.getppid())
+    end_tree_with_parent(os.getppid())
     note("lowering", os.getpid())
     note("lowerings", os.getppid())
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as compiler:
+    subprocess.run(["sh", "-c", "setsid sleep 600 & echo orphan $! >&2"], check=True)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(sleep) as compiler, subprocess.Popen(sleep, start_new_session=True) as loner:
         note("compiler", compiler.pid)
+        note("loner", loner.pid)
 
 
 def start_thread() -> None:

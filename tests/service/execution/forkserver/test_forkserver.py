@@ -26,7 +26,7 @@ from tests.repository import ROOT
 NOTHING = Call("os:getpid")
 FOREVER = Call("time:sleep", (600,))
 FAMILY = "tests.service.execution.forkserver.family"
-MEMBERS = ("front", "builds", "build", "rank", "lowerings", "lowering", "compiler")
+MEMBERS = ("front", "builds", "build", "rank", "lowerings", "lowering", "compiler", "loner", "orphan")
 
 
 def execute(code: str) -> Call:
@@ -151,11 +151,12 @@ async def test_a_process_that_is_not_wanted_before_it_begins() -> None:
         assert (process.pid, process.exit_code) == (None, -signal.SIGKILL)
 
 
-async def test_a_process_group_ends_with_its_leader(forkserver: Forkserver) -> None:
+@pytest.mark.parametrize("session", ["", "setsid "], ids=["its session", "another session"])
+async def test_what_a_process_runs_ends_with_it(forkserver: Forkserver, session: str) -> None:
     for end in (ChildProcess.kill, lambda process: os.kill(process.pid, signal.SIGSEGV)):
         read_fd, write_fd = os.pipe()
         process = forkserver.start(
-            Call("os:system", ("echo begun; sleep 600; echo ended",)), name="one", stderr_fd=write_fd
+            Call("os:system", (f"{session}sh -c 'echo begun; sleep 600; echo ended'",)), name="one", stderr_fd=write_fd
         )
         os.close(write_fd)
         with os.fdopen(read_fd) as output:
@@ -164,6 +165,14 @@ async def test_a_process_group_ends_with_its_leader(forkserver: Forkserver) -> N
             await process.wait()
             # Nothing holds the pipe any more.
             assert output.read() == ""
+
+
+async def test_what_a_process_leaves_behind_ends_and_what_others_run_does_not(forkserver: Forkserver) -> None:
+    process, seen = await started(forkserver)
+    # Its output ends when nothing holds the pipe any more.
+    assert await run(forkserver, Call("os:system", ("setsid sleep 600 &",))) == (0, "")
+    assert lives(seen)
+    await process.end()
 
 
 async def test_a_forkserver_that_dies_and_another_one(forkserver: Forkserver) -> None:
@@ -270,12 +279,13 @@ def family() -> Iterator[dict[str, psutil.Process]]:
         (("front",), ""),
         (("builds",), "front"),
         (("build",), "front builds lowerings"),
-        (("rank",), "front builds build lowerings lowering compiler"),
+        (("rank",), "front builds build lowerings lowering compiler loner orphan"),
         (("lowerings",), "front builds build rank"),
         (("lowering",), "front builds build rank lowerings"),
         (("front", "builds"), ""),
         (("build", "lowering"), "front builds lowerings"),
         (("lowering", "build"), "front builds lowerings"),
+        (("lowering", "lowerings"), "front builds build rank"),
         (("lowerings", "front"), ""),
     ],
 )

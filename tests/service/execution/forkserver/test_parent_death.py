@@ -33,12 +33,12 @@ time.sleep(600)
 #: The leader waits for a lock that it holds itself. No signal interrupts that, so Python runs no handler.
 PARENT_OF_LEADER = """
 import ctypes, os, time
-from execution.forkserver.parent_death import end_group_with_parent
+from execution.forkserver.parent_death import end_tree_with_parent
 parent = os.getpid()
 leader = os.fork()
 if leader == 0:
     os.setsid()
-    end_group_with_parent(parent)
+    end_tree_with_parent(parent)
     print(os.getpid(), flush=True)
     library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(128)
     for _ in range(2):

@@ -97,10 +97,10 @@ def pool(neuron_lowerings: ForkserverClient) -> LoweringPool:
 Lowering = asyncio.Task[tuple[LoweredExecutable, ...]]
 
 
-async def start(pool: LoweringPool, job: LoweringJob, order: Order) -> tuple[Lowering, Running]:
+async def start(pool: LoweringPool, job: LoweringJob, order: Order, *, leads_session: bool) -> tuple[Lowering, Running]:
     """Lowers until neuronx-cc runs, which does not end by itself."""
     waiting = job.directory.parent / "waiting"
-    order(program=write_waiting_program(waiting))
+    order(program=write_waiting_program(waiting, leads_session=leads_session))
     lowering = asyncio.create_task(pool.lower([job]))
     while not (found := find_waiting(waiting)):
         # A lowering that ended has failed, and says why.
@@ -122,9 +122,14 @@ async def check_end(job: LoweringJob, running: Running, pool: LoweringPool, orde
     assert read_neff(executable.path, executable.tag).lnc == 2
 
 
+#: Whether neuronx-cc starts a session of its own.
+sessions = pytest.mark.parametrize("leads_session", [False, True], ids=["its session", "own session"])
+
+
 @pytest.mark.slow
-async def test_cancelling(stage_one: Stage, pool: LoweringPool, order: Order) -> None:
-    lowering, running = await start(pool, job := stage_one(), order)
+@sessions
+async def test_cancelling(stage_one: Stage, pool: LoweringPool, order: Order, *, leads_session: bool) -> None:
+    lowering, running = await start(pool, job := stage_one(), order, leads_session=leads_session)
     lowering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await lowering
@@ -133,10 +138,11 @@ async def test_cancelling(stage_one: Stage, pool: LoweringPool, order: Order) ->
 
 
 @pytest.mark.slow
+@sessions
 async def test_the_time_limit(
-    stage_one: Stage, pool: LoweringPool, order: Order, monkeypatch: pytest.MonkeyPatch
+    stage_one: Stage, pool: LoweringPool, order: Order, monkeypatch: pytest.MonkeyPatch, *, leads_session: bool
 ) -> None:
-    lowering, running = await start(pool, job := stage_one(), order)
+    lowering, running = await start(pool, job := stage_one(), order, leads_session=leads_session)
     # Not a short limit, which would pass before neuronx-cc runs on a host with other work.
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + TIMEOUT_S)
     with pytest.raises(LoweringTimedOut, match=f"lowering of {job.tag} took longer than 300 s"):
@@ -146,6 +152,7 @@ async def test_the_time_limit(
 
 
 @pytest.mark.slow
+@sessions
 @pytest.mark.parametrize(
     ("victim", "kind", "message"),
     [
@@ -156,9 +163,16 @@ async def test_the_time_limit(
     ],
 )
 async def test_a_process_that_is_killed_takes_the_others_along(
-    stage_one: Stage, pool: LoweringPool, order: Order, *, victim: str, kind: type[KilnError], message: str
+    stage_one: Stage,
+    pool: LoweringPool,
+    order: Order,
+    *,
+    victim: str,
+    kind: type[KilnError],
+    message: str,
+    leads_session: bool,
 ) -> None:
-    lowering, running = await start(pool, job := stage_one(), order)
+    lowering, running = await start(pool, job := stage_one(), order, leads_session=leads_session)
     getattr(running, victim).kill()
     with pytest.raises(kind, match=message):
         await lowering
