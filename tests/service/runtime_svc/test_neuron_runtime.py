@@ -24,7 +24,7 @@ from tests.hang_guard import HANG_S
 from tests.neuron.host import Faults, neuron_forkservers, neuron_host, neuron_pair, neuron_toy, nrt_library
 from tests.neuron.toys import write_neff
 from tests.processes import descendants, is_rank
-from tests.ranks.toy import NUM_STATE, STATE_SHAPE, ToyBundle, make_model
+from tests.ranks.toy import NUM_STATE, STATE_SHAPE, VOCAB, ToyBundle, make_model, save_shard
 from tests.ranks.toy_publishing import publish_toy
 from tests.servers.metrics import scrape
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, tokens_of
@@ -300,3 +300,30 @@ async def test_request_of_a_step_that_fails_or_hangs_is_the_last_that_fails(
         deployment = await served.wait_for_state("READY")
         assert list(deployment.cores) == [0]
         assert await generate(served) == greedy(0, 6)
+
+
+async def test_sequence_without_numbers_ends_and_others_of_its_steps_go_on(
+    tmp_path: Path, neuron_toy: ToyBundle, neuron_forkservers: RankForkservers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library says so of a whole step (1003), whose outputs are there."""
+    expected = greedy(0, 6)
+    poison = min(set(range(3, VOCAB)) - {*PROMPT, *expected})
+    model = make_model(0)
+    model.embedding.weight[poison] = float("nan")
+    poisoned = dataclasses.replace(neuron_toy, weights={0: save_shard(model, 0, 1, tmp_path / "poisoned.safetensors")})
+    async with serving(tmp_path, neuron_toy, neuron_forkservers) as served:
+        served.bundles.names["poisoned"] = publish_toy(served.store, poisoned, 0)
+        await served.load("poisoned")
+        deployment = served.server.deployments.get("d")
+        assert deployment.engine is not None
+        ranks = list_ranks()
+        company = asyncio.gather(*(generate(served) for _ in range(4)))
+        for _ in range(3):
+            async with raises("FAILED_PRECONDITION", "NUMERICS_INVALID"):
+                await served.generate([PROMPT[0], poison], 6, temperature=0.0)
+        assert await company == [expected] * 4
+        assert await generate(served) == expected, "its slot holds nothing of it"
+        assert deployment.engine.scheduler.statistics.invalid_requests == 3
+        assert list_ranks() == ranks, "no rank was started anew"
+        assert list((await served.get()).cores) == [0]
+    assert "had outputs without numbers" in capsys.readouterr().out
