@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +23,18 @@ from tests.service.deploy.compose_file import COMPOSE, TLS, resolve, seconds
 
 PARSERS = {"compiler": parse_compiler, "runtime": parse_runtime}
 SERVICES = list(PARSERS)
+NEURON_SERVICES = [f"{name}-neuron" for name in SERVICES]
+
+
+def settings_of(name: str, service: dict[str, Any]) -> Any:
+    """What a service, or the one for NeuronCores, makes of its arguments and its variables."""
+    return PARSERS[name.removesuffix("-neuron")](service["command"], service.get("environment") or {})
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_arguments_are_those_of_the_service(name: str) -> None:
     service = resolve(COMPOSE)["services"][name]
-    settings = PARSERS[name](service["command"])
+    settings = settings_of(name, service)
     port = int(settings.edge.address.rpartition(":")[2])
     assert settings.edge.host == "0.0.0.0"
     assert [published["target"] for published in service["ports"]] == [port]
@@ -41,7 +48,7 @@ def test_arguments_are_those_of_the_service(name: str) -> None:
 def test_the_runtime_starts_when_the_compiler_is_healthy() -> None:
     services = resolve(COMPOSE)["services"]
     assert services["runtime"]["depends_on"]["compiler"] == {"condition": "service_healthy", "required": True}
-    assert parse_runtime(services["runtime"]["command"]).compiler.address == "compiler:50051"
+    assert settings_of("runtime", services["runtime"]).compiler.address == "compiler:50051"
 
 
 def test_the_store_is_shared_and_the_runtime_only_reads_it() -> None:
@@ -51,26 +58,38 @@ def test_the_store_is_shared_and_the_runtime_only_reads_it() -> None:
         for name in SERVICES
         for mount in services[name]["volumes"]
     }
-    assert mounts["compiler", "store"] == (str(parse_compiler(services["compiler"]["command"]).store), False)
-    assert mounts["runtime", "store"] == (str(parse_runtime(services["runtime"]["command"]).store), True)
+    assert mounts["compiler", "store"] == (str(settings_of("compiler", services["compiler"]).store), False)
+    assert mounts["runtime", "store"] == (str(settings_of("runtime", services["runtime"]).store), True)
     assert mounts["compiler", str(ROOT / "examples/models")] == ("/models", True)
 
 
-@pytest.mark.parametrize("name", SERVICES)
+def test_tls_is_for_every_service(tmp_path: Path) -> None:
+    services = resolve(COMPOSE, TLS, COMPOSE_PROFILES="*", KILN_CERTIFICATES=str(tmp_path))["services"]
+    served = {name for name, service in services.items() if "ports" in service}
+    assert served == {*SERVICES, *NEURON_SERVICES}
+    assert [name for name in served if settings_of(name, services[name]).edge.tls is None] == []
+
+
+@pytest.mark.parametrize("name", [*SERVICES, *NEURON_SERVICES])
 def test_tls_changes_nothing_but_the_transport(name: str, tmp_path: Path) -> None:
-    plain = resolve(COMPOSE)["services"][name]
-    secured = resolve(COMPOSE, TLS, KILN_CERTIFICATES=str(tmp_path))["services"][name]
+    plain = resolve(COMPOSE, COMPOSE_PROFILES="neuron")["services"][name]
+    secured = resolve(COMPOSE, TLS, COMPOSE_PROFILES="neuron", KILN_CERTIFICATES=str(tmp_path))["services"][name]
     about_tls = ("--tls-", "--compiler-ca", "--compiler-certificate", "--compiler-key", "--allow-")
     assert [word for word in secured["command"] if not word.startswith(about_tls)] == [
         word for word in plain["command"] if not word.startswith(about_tls)
     ]
-    settings = PARSERS[name](secured["command"])
+    others = {"command", "healthcheck", "volumes"}
+    assert {key: value for key, value in secured.items() if key not in others} == {
+        key: value for key, value in plain.items() if key not in others
+    }
+    settings = settings_of(name, secured)
     certificates = Path("/etc/kiln")
-    pair = (certificates / f"{name}.pem", certificates / f"{name}-key.pem")
+    role = name.removesuffix("-neuron")
+    pair = (certificates / f"{role}.pem", certificates / f"{role}-key.pem")
     assert settings.edge.tls == TlsConfig(*pair, certificates / "ca.pem")
     assert not settings.edge.allow_insecure
     assert settings.edge.requires_principal
-    if name == "runtime":
+    if role == "runtime":
         endpoint = settings.compiler
         assert (endpoint.certificate_path, endpoint.key_path, endpoint.ca_path) == (*pair, certificates / "ca.pem")
     checked = secured["healthcheck"]
@@ -103,7 +122,7 @@ def test_the_issuer_makes_what_the_services_read(files: tuple[Path, ...], tmp_pa
 
     _, *words = [here(word) for word in (*issuer["entrypoint"], *issuer["command"])]
     subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
-    settings = {name: PARSERS[name](services[name]["command"]) for name in SERVICES}
+    settings = {name: settings_of(name, services[name]) for name in SERVICES}
     for name in SERVICES:
         mounted = {mount["source"]: mount.get("read_only", False) for mount in services[name]["volumes"]}
         assert mounted["auth"]
@@ -144,13 +163,13 @@ class TestNeuron:
 
     def test_they_start_only_when_they_are_asked_for(self) -> None:
         assert {*resolve(COMPOSE)["services"]} == {"issuer", *SERVICES}
-        assert {*self.services()} == {"issuer", *SERVICES, *(f"{name}-neuron" for name in SERVICES)}
+        assert {*self.services()} == {"issuer", *SERVICES, *NEURON_SERVICES}
 
     @pytest.mark.parametrize("name", SERVICES)
     def test_they_differ_in_the_image_and_the_devices(self, name: str) -> None:
         services = self.services()
         plain, neuron = services[name], services[f"{name}-neuron"]
-        others = {"image", "build", "profiles", "command", "devices", "depends_on"}
+        others = {"image", "build", "profiles", "environment", "devices", "depends_on"}
         assert {key: value for key, value in neuron.items() if key not in others} == {
             key: value for key, value in plain.items() if key not in others
         }
@@ -160,20 +179,20 @@ class TestNeuron:
     def test_the_compiler_needs_no_device(self) -> None:
         compiler = self.services()["compiler-neuron"]
         assert "devices" not in compiler
-        assert parse_compiler(compiler["command"]).store == parse_compiler(self.services()["compiler"]["command"]).store
+        assert "environment" not in compiler
 
     def test_the_runtime_has_its_target_and_its_device(self) -> None:
         runtime = self.services(KILN_NEURON_TARGET="inf2", KILN_NEURON_DEVICE="/dev/neuron3", KILN_CORES="2")[
             "runtime-neuron"
         ]
-        settings = parse_runtime(runtime["command"])
+        settings = settings_of("runtime-neuron", runtime)
         assert (settings.target, settings.num_cores) == ("inf2", 2)
         assert settings.compiler.address == "compiler-neuron:50051"
         assert [device["source"] for device in runtime["devices"]] == ["/dev/neuron3"]
-        assert parse_runtime(self.services()["runtime-neuron"]["command"]).target == "trn2"
-        words = [word for word in runtime["command"] if not word.startswith(("--target=", "--compiler="))]
-        plain = self.services(KILN_CORES="2")["runtime"]["command"]
-        assert words == [word for word in plain if not word.startswith("--compiler=")]
+        assert settings_of("runtime-neuron", self.services()["runtime-neuron"]).target == "trn2"
+        plain = settings_of("runtime", self.services(KILN_CORES="2")["runtime"])
+        changes = {"target": "cpu", "logical_core_size": plain.logical_core_size, "compiler": plain.compiler}
+        assert dataclasses.replace(settings, **changes) == plain
         assert runtime["depends_on"]["compiler-neuron"]["condition"] == "service_healthy"
 
 
@@ -194,7 +213,7 @@ def test_what_may_be_set(tmp_path: Path) -> None:
     compiler, runtime = (model["services"][name] for name in SERVICES)
     assert [service["ports"][0]["published"] for service in (compiler, runtime)] == ["7001", "7002"]
     assert [service["mem_limit"] for service in (compiler, runtime)] == [str(1 << 30), str(2 << 30)]
-    settings = parse_runtime(runtime["command"])
+    settings = settings_of("runtime", runtime)
     assert (settings.num_cores, settings.threads_per_core) == (8, 3)
     assert compiler["build"]["args"] == {"PIP_EXTRA_ARGS": "--pre", "TORCH_INDEX": "https://mirror.invalid/cpu"}
     assert str(tmp_path) in [mount["source"] for mount in compiler["volumes"]]

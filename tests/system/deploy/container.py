@@ -124,7 +124,8 @@ class Container:
 
     def _environment(self) -> dict[str, str]:
         search_path = {"PATH": "/usr/bin:/bin", "HOME": str(self._workdir())}
-        return search_path | self._image.environment | (self._service.get("environment") or {})
+        own = {name: self._move_addresses(value) for name, value in (self._service.get("environment") or {}).items()}
+        return search_path | self._image.environment | own
 
     def _here(self, words: list[str]) -> list[str]:
         return [self._move_addresses(self._move_paths(word)) for word in words]
