@@ -28,23 +28,26 @@ async def settle_cores(settings: Settings) -> Settings:
     Targets whose ranks compute on the host's processors keep theirs.
 
     Raises:
-        OptionsInvalid: The host has no cores of the target, or fewer than were asked for.
+        OptionsInvalid: The host has no cores, those of another target, or fewer than were asked for.
         ExecutionError: The target's library is missing, or cannot tell.
     """
     device = TARGETS[settings.target].lowerings[0].format
     if not device.core_counter:
         return settings
-    total = await _count_cores(device, settings.logical_core_size)
+    total, kind = await _ask_library(device, settings.logical_core_size)
     if not total:
         accepted = "a target whose cores this host has: its library finds none, as without the driver"
         raise OptionsInvalid([FieldViolation("target", settings.target, accepted)])
+    if kind not in (None, settings.target):
+        raise OptionsInvalid([FieldViolation("target", settings.target, f"{kind}, whose cores this host has")])
     if settings.num_cores > total:
         accepted = f"1 to {total}, the logical cores of this host"
         raise OptionsInvalid([FieldViolation("cores", str(settings.num_cores), accepted)])
     return dataclasses.replace(settings, num_cores=settings.num_cores or total)
 
 
-async def _count_cores(device: ExecutableFormat, logical_core_size: int) -> int:
+async def _ask_library(device: ExecutableFormat, logical_core_size: int) -> tuple[int, str | None]:
+    """Counts the host's logical cores, and names their target if the library can tell before it takes one."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", device.core_counter),
         env={**os.environ, device.core_size_variable: str(logical_core_size)},
@@ -54,7 +57,7 @@ async def _count_cores(device: ExecutableFormat, logical_core_size: int) -> int:
     try:
         output, _ = await asyncio.wait_for(process.communicate(), _ANSWER_TIMEOUT_S)
         # The library may write to the same place before.
-        answer = msgspec.json.decode(output.splitlines()[-1], type=int | Failure)
+        answer = msgspec.json.decode(output.splitlines()[-1], type=tuple[int, str | None] | Failure)
     except TimeoutError as error:
         raise DeviceCallFailed(device.core_counter, f"no answer within {_ANSWER_TIMEOUT_S:g} s") from error
     except (IndexError, msgspec.DecodeError) as error:

@@ -24,8 +24,9 @@ class ExecutableFormat:
         core_variable: Environment variable that tells a rank's process, before it loads anything, which core it may
             take; empty if ranks compute on the host's processors, which the kernel divides among them.
         core_size_variable: Environment variable that says how many physical cores a logical one has; empty likewise.
-        core_counter: Module that, run as a program, prints how many logical cores the host has, or an
-            `execution.failure.Failure`, as the last line of its output, in JSON; empty likewise.
+        core_counter: Module that, run as a program, prints how many logical cores the host has and the kind of
+            their target (null if it cannot tell), or an `execution.failure.Failure`, as the last line of its output,
+            in JSON; empty likewise.
         meeting_variable: Environment variable that tells the processes of a group, as `host:port`, where their first
             rank listens for the others; empty if they need no such place.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.

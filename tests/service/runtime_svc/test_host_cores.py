@@ -28,10 +28,16 @@ def faults(neuron_host: Faults) -> Iterator[Faults]:
     neuron_host.clear()
 
 
+#: Of a host with three cores.
+COUNTER = "int nrt_get_total_vnc_count(int *n) { *n = 3; return 0; }"
+
+
 def build_library(directory: Path, *lines: str) -> None:
-    """Builds another library than the stand-in, under its name."""
+    """Builds another library than the stand-in, under its name. Its calls fail but for those that the lines define."""
+    others = [name for name in (*STATUS_CALLS, *VOID_CALLS) if not any(f" {name}(" in line for line in lines)]
     source = directory / "library.c"
-    source.write_text("\n".join(["#include <stdlib.h>", *lines, ""]))
+    calls = [*lines, *(f"int {name}(void) {{ return 1; }}" for name in others)]
+    source.write_text("\n".join(["#include <stdlib.h>", *calls, ""]))
     command = ["gcc", "-shared", "-fPIC", str(source), "-o", str(directory / LIBRARY)]
     subprocess.run(command, check=True)
 
@@ -42,6 +48,7 @@ async def settle(*arguments: str) -> Settings:
 
 @pytest.mark.parametrize("target", ["inf2", "trn1", "trn2", "trn3"])
 async def test_all_cores_of_the_host_unless_fewer_are_asked_for(faults: Faults, target: str) -> None:
+    """The stand-in tells whose cores they are only once it has been initialized."""
     assert (await settle(f"--target={target}")).num_cores == 2
     assert (await settle(f"--target={target}", "--cores=1")).num_cores == 1
 
@@ -49,6 +56,25 @@ async def test_all_cores_of_the_host_unless_fewer_are_asked_for(faults: Faults, 
 async def test_more_cores_than_the_host_has(faults: Faults) -> None:
     with pytest.raises(OptionsInvalid, match="cores: got 3; accepted: 1 to 2, the logical cores of this host"):
         await settle("--target=trn2", "--cores=3")
+
+
+async def test_cores_of_another_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a library that tells whose cores they are before it is initialized; 2 is trn1's family of instances."""
+    build_library(tmp_path, COUNTER, "int nrt_get_instance_info(unsigned *info) { *info = 2; return 0; }")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with pytest.raises(OptionsInvalid, match="target: got trn2; accepted: trn1, whose cores this host has"):
+        await settle("--target=trn2")
+    assert (await settle("--target=trn1")).num_cores == 3
+
+
+@pytest.mark.parametrize("answer", ["*info = 99; return 0;", "abort();"], ids=["unknown family", "death"])
+async def test_library_that_does_not_tell_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """The first load asks again."""
+    build_library(tmp_path, COUNTER, f"int nrt_get_instance_info(unsigned *info) {{ {answer} }}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert (await settle("--target=trn2")).num_cores == 3
 
 
 async def test_host_without_cores(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +104,8 @@ async def test_library_that_kills_its_process(tmp_path: Path, monkeypatch: pytes
 
 async def test_logical_cores_have_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library counts by the variable that the option stands for."""
-    others = (STATUS_CALLS.keys() | VOID_CALLS.keys()) - {"nrt_get_total_vnc_count"}
     counter = 'int nrt_get_total_vnc_count(int *n) { *n = 8 / atoi(getenv("NEURON_LOGICAL_NC_CONFIG")); return 0; }'
-    build_library(tmp_path, counter, *(f"int {name}(void) {{ return 1; }}" for name in others))
+    build_library(tmp_path, counter)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert (await settle("--target=trn2")).num_cores == 4
     assert (await settle("--target=trn2", "--logical-core-size=1")).num_cores == 8
