@@ -41,7 +41,7 @@ from compiler_svc.planning.variation import Variations
 from compiler_svc.remote.urls import NO_URLS, UrlSettings
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
-from execution.forkserver.parent_death import end_group_with_parent
+from execution.forkserver.parent_death import end_tree_with_parent
 from targets.cpu import CPU
 from targets.errors import NeuronToolchainMissing
 from targets.registry import TARGETS
@@ -115,7 +115,7 @@ def plan_compile(settings: PlannerSettings, request: PlanRequest, directory: Pat
     if request.check_graphs:
         # Not this process alone: the interpreter for Neuron would go on. Before other threads start, one of which would
         # take the signal.
-        end_group_with_parent(os.getppid())
+        end_tree_with_parent(os.getppid())
     database = Database(settings.database_url)
     try:
         planner = Planner(
