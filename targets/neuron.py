@@ -9,6 +9,10 @@ from targets.toolchain import Choice, Interpreter, Toolchain
 
 _GIB: Final = 1 << 30
 
+#: Graphs for Neuron order up to so many candidates by comparing each with each. More of them need a sort, which
+#: neuronx-cc refuses for trn2 and trn3 (NCC_EVRF029).
+MAX_CANDIDATES: Final = 1024
+
 #: Its sizes are a guess that has not been verified.
 NEFF: Final = ExecutableFormat(
     name="neff",
@@ -58,10 +62,6 @@ _COMPILED: Final = (
 # The degrees come from NxD Inference's documents, which say that the Neuron runtime has them. The older guide of
 # Transformers NeuronX lacks 16 for trn1. The memory of a core comes from the documents too: 16 GB on inf2 and trn1,
 # 24 GB on trn2 with LNC 2, that is, for two physical cores.
-
-#: Graphs for Neuron order up to so many candidates by comparing each with each. More of them need a sort, which
-#: neuronx-cc refuses for trn2 and trn3 (NCC_EVRF029).
-MAX_CANDIDATES: Final = 1024
 
 INF2: Final = Target(kind="inf2", tp_degrees=(1, 2, 4, 8, 24), core_bytes=16 * _GIB, lowerings=_COMPILED)
 
