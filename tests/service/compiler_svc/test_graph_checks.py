@@ -98,12 +98,16 @@ async def test_findings_are_part_of_the_plan(serve: Serve) -> None:
         assert finding.source.startswith("execution/")
         assert not any("has not run" in warning for warning in sampled.warnings)
 
-        small = await plan(client, CONFIG | {"batch_size": 256}, core_memory_bytes=MIB, check_graphs=True)
-        assert [(one.tag, one.code) for one in small.graph_check.findings] == [(tag, "NCC_EVRF009") for tag in TAGS]
-
         unchecked = await plan(client, CONFIG | SAMPLED)
         assert not unchecked.HasField("graph_check")
         assert any("has not run" in warning for warning in unchecked.warnings)
+
+
+@pytest.mark.slow
+async def test_the_memory_of_a_core_is_that_of_the_plan(serve: Serve) -> None:
+    async with serve() as client:
+        small = await plan(client, CONFIG | {"batch_size": 256}, core_memory_bytes=MIB, check_graphs=True)
+        assert [(one.tag, one.code) for one in small.graph_check.findings] == [(tag, "NCC_EVRF009") for tag in TAGS]
 
 
 async def test_graphs_without_findings(serve: Serve) -> None:
