@@ -19,7 +19,7 @@ def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly) -> Stepper:
     )
 
 
-@pytest.mark.parametrize("make_run", [run_eagerly, run_exported])
+@pytest.mark.parametrize("make_run", [run_eagerly, pytest.param(run_exported, marks=pytest.mark.slow)])
 def test_any_row_reads_any_slot(tiny: TinyModel, make_run: Run) -> None:
     stepper = make_stepper(tiny, make_run)
     sequences = {slot: draw_tokens(12, seed=slot) for slot in range(SLOTS)}

@@ -53,7 +53,7 @@ class Sequences:
         assert deviation(logits, self.tiny.logits(tokens[: start + count])[-1]) < TOLERANCE
 
 
-@pytest.mark.parametrize("make_run", [run_eagerly, run_exported])
+@pytest.mark.parametrize("make_run", [run_eagerly, pytest.param(run_exported, marks=pytest.mark.slow)])
 def test_chunks_continue_what_the_cache_holds(tiny: TinyModel, layout: str, make_run: Run) -> None:
     sequences = Sequences(tiny, layout, make_run)
     for number, start, count in ((0, 0, 16), (1, 0, 5), (0, 16, 7), (1, 5, 16), (0, 23, 16), (0, 39, 1)):

@@ -32,6 +32,7 @@ def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly, spec: GraphSpec |
     )
 
 
+@pytest.mark.parametrize("make_run", [run_eagerly, pytest.param(run_exported, marks=pytest.mark.slow)])
 def test_prompt_logits(tiny: TinyModel, make_run: Run) -> None:
     """At every edge of the buckets, one prompt after another in a slot."""
     stepper = make_stepper(tiny, make_run)

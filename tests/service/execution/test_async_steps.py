@@ -23,7 +23,7 @@ from tests.service.execution.test_tensor_parallel import assert_death_ends_it, w
 #: A rank that waits in vain would give up after minutes; one that fails reads sources for its log, which may be cold.
 
 
-@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.toolchain)], ids=["O0", "O1"])
+@pytest.fixture(params=[0, pytest.param(1, marks=[pytest.mark.toolchain, pytest.mark.slow])], ids=["O0", "O1"])
 def picking(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     """Picks tokens on the device."""
     return toy("tokens", request.param)
@@ -49,8 +49,7 @@ async def prefill_both(group: RankGroup) -> None:
 @pytest.fixture(
     params=[
         *((0, ranks) for ranks in (1, 2, 4)),
-        pytest.param((1, 1), marks=pytest.mark.toolchain),
-        pytest.param((1, 2), marks=[pytest.mark.toolchain, pytest.mark.slow]),
+        *(pytest.param((1, ranks), marks=[pytest.mark.toolchain, pytest.mark.slow]) for ranks in (1, 2)),
     ],
     ids=str,
 )
