@@ -13,6 +13,7 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from structlog.testing import capture_logs
 
 from edge.errors import TracingUnavailable
+from tests.hang_guard import HANG_S
 from tests.servers.runtime import Runtime, raises, serve_runtime, token_request
 from tests.servers.traces import CLIENT_SPAN_ID, TRACE_ID, TRACED, UNSAMPLED, collect_traces
 
@@ -63,7 +64,7 @@ async def test_faults_of_the_server_are_errors_and_mistakes_of_callers_are_not(t
 
 
 async def test_a_missed_deadline_is_no_cancellation(tmp_path: Path) -> None:
-    with collect_traces() as collector:
+    with collect_traces() as collector, capture_logs() as logs:
         async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
             await served.deploy()
             served.ranks.gate.clear()
@@ -73,6 +74,10 @@ async def test_a_missed_deadline_is_no_cancellation(tmp_path: Path) -> None:
                 await served.control.ResetKVCache(
                     pb.ResetKVCacheRequest(deployment_id="d"), timeout=0.2, metadata=TRACED
                 )
+            # The server may notice later than the client, and the call must not succeed meanwhile.
+            async with asyncio.timeout(HANG_S):
+                while not any(log.get("method", "").endswith("/ResetKVCache") for log in logs):  # noqa: ASYNC110 - logs
+                    await asyncio.sleep(0.01)
             served.ranks.gate.set()
             await stream
         reset = collector.find("kiln.runtime.v1.RuntimeService/ResetKVCache")
