@@ -77,7 +77,7 @@ async def open_server(
         layout = Layout.create(settings.store)
         make_private_directory(settings.cache)
         database = Database(settings.database_url)
-        jobs = settings.store / "jobs"
+        make_private_directory(jobs := settings.store / "jobs")
         store = BundleStore(database, layout, list_kept=partial(list_finished_shards, jobs))
         importer = BundleImporter(
             store, roots=settings.import_roots, verifier=BlobVerifier(settings.store / "verified.sqlite")
@@ -133,6 +133,7 @@ async def open_server(
                 planning=planning,
                 graph_checks=graph_checks,
                 planner=planner,
+                scratch=jobs,
             )
             compiler_pb2_grpc.add_CompilerServiceServicer_to_server(compiler, server)
             long_running = OperationsService(database=database, journal=journal, queue=queue)

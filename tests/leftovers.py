@@ -120,6 +120,15 @@ LEFTOVERS: Final = (
         Moment.COLLECTED,
     ),
     Leftover(
+        ("compiler",),
+        "files of a plan that checks graphs",
+        "store",
+        r"jobs/plan-[^/]+(/.*)?",
+        "jobs/plan-*/",
+        "the compiler",
+        Moment.STARTED,
+    ),
+    Leftover(
         ("compiler", *_LOWERINGS),
         "scratch files of a build, and its outcome",
         "store",

@@ -48,6 +48,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         planning: PlanningPool,
         graph_checks: PlanningPool,
         planner: PlannerSettings,
+        scratch: Path,
     ) -> None:
         """Takes the services that requests use.
 
@@ -55,6 +56,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             planning: Runs all that reads a client's configuration and checkpoint.
             graph_checks: The same for plans that check graphs, which take what a lowering takes.
             planner: Settings of planners, with the roots that checkpoints must lie in.
+            scratch: Directory for the files of plans that check graphs. A compiler that starts empties it.
         """
         self._database = database
         self._journal = journal
@@ -63,6 +65,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self._planning = planning
         self._graph_checks = graph_checks
         self._planner = planner
+        self._scratch = scratch
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
         """Validates a request, then starts a compile."""
@@ -84,7 +87,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         if not request.check_graphs:
             return plan_to_pb(await self._planning.run(plan))
         # Here, and not in the process: that may be killed.
-        with TemporaryDirectory(prefix="kiln-plan-") as directory:
+        with TemporaryDirectory(prefix="plan-", dir=self._scratch) as directory:
             return plan_to_pb(await self._graph_checks.run(partial(plan, directory=Path(directory))))
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:

@@ -137,13 +137,17 @@ async def test_what_a_compile_refuses_has_no_graphs(serve: Serve) -> None:
         assert "neuron_config.kv_cache_quant" in refused.fields
 
 
-async def test_a_cancelled_call_ends_the_interpreter(serve: Serve, waiting: Path) -> None:
+async def test_a_cancelled_call_ends_the_interpreter(serve: Serve, home: Path, waiting: Path) -> None:
     async with serve() as client:
         call = plan(client, check_graphs=True)
         found = await wait_for_interpreter(waiting)
         assert (await plan(client)).executables, "other plans do not wait for it"
+        assert list_files(home) != []
         call.cancel()
         await wait_until_gone(*found)
+        async with asyncio.timeout(HANG_S):
+            while list_files(home):  # noqa: ASYNC110 - what the service removes
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -156,6 +160,9 @@ async def test_the_interpreter_ends_with_a_compiler_that_is_killed(home: Path, t
         await wait_until_gone(*found)
         with pytest.raises(grpc.aio.AioRpcError):
             await call
+    assert list_files(home) != []
+    async with run_compiler(home):
+        assert list_files(home) == []
 
 
 @pytest.mark.slow
@@ -177,6 +184,11 @@ async def test_a_limit_or_a_failure_is_named(
         refused = await refusal(plan(client, check_graphs=True))
         assert f"{refused.code.name}/{refused.reason}" == expected
         assert "/" not in refused.message, "no path of the host"
+
+
+def list_files(home: Path) -> list[Path]:
+    """What plans that check graphs keep in the store, or have left there."""
+    return list((home / "store/jobs").glob("plan-*"))
 
 
 async def wait_for_interpreter(announcements: Path) -> list[psutil.Process]:
