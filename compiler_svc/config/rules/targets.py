@@ -28,7 +28,7 @@ def _orders_candidates(target: Target, most: int) -> Rule:
     return Rule(
         (f"{_SAMPLING}.global_topk", "target"),
         lambda v: v["target"] != target.kind or _count_candidates(v) in range(1, most + 1),
-        f"from 1 to {most}, unless every token is the likeliest: the compiler for {target.kind} has no sort",
+        f"from 1 to {most} where tokens are sampled: the compiler for {target.kind} has no sort",
         KILN,
     )
 

@@ -129,7 +129,7 @@ RULES: Final = (
     ),
     Rule(
         "NCC_EVRF029",
-        "Neuron's own top-k, of at most so many tokens as the target orders",
+        "no sort, which the target's compiler does not have",
         lambda place: place.op.opcode == "sort" and place.target in _WITHOUT_SORT,
     ),
     Rule(

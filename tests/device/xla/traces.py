@@ -124,13 +124,6 @@ def put_weights(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
     assert set(keys.missing_keys) == {name for name, _ in module.named_buffers()}
 
 
-def put_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Makes tensors the buffers of a named submodel."""
-    for name, tensor in state.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, tensor)
-
-
 def take_step(
     made: Submodel, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
@@ -139,7 +132,7 @@ def take_step(
     A buffer that keeps its tensor, or whose tensor is written in place, fails: Neuron's tracer would find no alias.
     """
     versions = {name: tensor._version for name, tensor in state.items()}
-    put_state(made.module, state)
+    made.put_state(state)
     outputs = made.module(**inputs)
     new_state = {one.name: made.module.get_buffer(one.name) for one in made.state}
     assert [name for name, tensor in state.items() if new_state[name] is tensor] == []
@@ -189,7 +182,7 @@ def read_step(
     outputs, new_state = take_step(made, inputs, state)
     graph = read_graph([*outputs, *new_state.values()], {**inputs, **state, **weights})
     # The next graph would begin with this one's collectives: torch-xla keeps their order beyond a graph.
-    put_state(made.module, state)
+    made.put_state(state)
     del outputs, new_state
     torch_xla.sync()
     return graph

@@ -81,7 +81,7 @@ TARGET_CASES = (
     *(
         RuleCase(
             "on_device_sampling_config.global_topk",
-            f"from 1 to 1024, unless every token is the likeliest: the compiler for {target} has no sort",
+            f"from 1 to 1024 where tokens are sampled: the compiler for {target} has no sort",
             fails={"on_device_sampling_config": {"dynamic": True, "global_topk": global_topk}},
             passes={"on_device_sampling_config": {"dynamic": is_dynamic, "global_topk": passing}},
             target=target,
