@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def find_state() -> Path:
-    """The directory that CI keeps; one that nobody keeps if it cannot be written."""
+    """The directory that CI keeps; a temporary one if it cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = Path(os.environ.get("KILN_CI_STATE") or cache / "kiln/ci")
     try:

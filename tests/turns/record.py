@@ -63,7 +63,7 @@ class TurnRecord:
             file.write(json.dumps(asdict(result)) + "\n")
 
     def read(self) -> list[FileResult]:
-        """All results, oldest first: none if the file cannot be read. A line that is no result counts for nothing."""
+        """All results, oldest first: none if the file cannot be read. A line that is no result is ignored."""
         try:
             text = self._path.read_text(errors="replace")
         except OSError:

@@ -87,7 +87,7 @@ def test_a_file_of_no_room_is_named() -> None:
         sources_of("tests/system/odd/test_x.py")
 
 
-def test_last_runs_are_whole_and_lines_that_are_none_count_for_nothing(tmp_path: Path) -> None:
+def test_last_runs_are_whole_and_other_lines_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "kept/slow-tests.jsonl"
     record = TurnRecord(path)
     assert record.last_runs() == {}
