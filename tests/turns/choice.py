@@ -57,10 +57,10 @@ def choose_files(
     """
     failed = {file for file, result in last.items() if result.failed}
 
-    def rank(file: str) -> tuple[bool, bool, str, str]:
-        return file not in touched, file not in failed, last[file].ended if file in last else "", file
+    def rank(file: str) -> tuple[bool, bool, str, int]:
+        return file not in touched, file not in failed, last[file].ended if file in last else "", days_until(file, day)
 
-    turns = (file for file in files if last or file in touched or turn_of(file) == day % NUM_TURNS)
+    turns = (file for file in files if last or file in touched or days_until(file, day) == 0)
     chosen = []
     for file in sorted(turns, key=rank):
         needed_s = last[file].seconds if file in last else UNKNOWN_S
@@ -70,9 +70,9 @@ def choose_files(
     return chosen
 
 
-def turn_of(file: str) -> int:
-    """The day of five on which a file runs: the same in every process, and for ever."""
-    return int.from_bytes(hashlib.sha256(file.encode()).digest()[:4]) % NUM_TURNS
+def days_until(file: str, day: int) -> int:
+    """Days until a file's turn, which is the same in every process, and for ever."""
+    return (int.from_bytes(hashlib.sha256(file.encode()).digest()[:4]) - day) % NUM_TURNS
 
 
 def sources_of(file: str) -> tuple[str, ...]:

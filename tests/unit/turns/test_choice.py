@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,14 @@ def ran(file: str, day: int, *, seconds: float = 10.0, num_due: int = 0, failed:
 
 
 def choose(
-    *results: FileResult, files: list[str] = FILES[:4], touched: str = "", day: int = 0, budget_s: float = LONG_S
+    *results: FileResult,
+    files: list[str] = FILES[:4],
+    touched: Iterable[str] = (),
+    day: int = 0,
+    budget_s: float = LONG_S,
 ) -> list[str]:
     last = {result.file: result for result in results}
-    return choose_files(files, last, {touched}, day=day, budget_s=budget_s)
+    return choose_files(files, last, set(touched), day=day, budget_s=budget_s)
 
 
 def test_what_waited_longest_goes_first() -> None:
@@ -30,7 +35,7 @@ def test_what_waited_longest_goes_first() -> None:
 
 
 def test_what_changed_goes_before_what_failed_and_what_waited() -> None:
-    assert choose(ran(A, 4), ran(B, 3, failed=("test_one",)), ran(D, 2), touched=A) == [A, B, C, D]
+    assert choose(ran(A, 4), ran(B, 3, failed=("test_one",)), ran(D, 2), touched=[A]) == [A, B, C, D]
 
 
 def test_times_add_up_to_the_budget_at_most() -> None:
@@ -50,7 +55,12 @@ def test_without_results_each_file_has_one_day_of_five() -> None:
 
 
 def test_without_results_what_changed_runs_on_every_day() -> None:
-    assert [choose(files=FILES, day=day, touched=C)[0] for day in range(NUM_TURNS)] == [C] * NUM_TURNS
+    assert [choose(files=FILES, day=day, touched=[C])[0] for day in range(NUM_TURNS)] == [C] * NUM_TURNS
+
+
+def test_without_results_each_file_is_first_in_time_where_all_changed() -> None:
+    share = [choose(files=FILES, day=day, touched=FILES, budget_s=9 * UNKNOWN_S) for day in range(NUM_TURNS)]
+    assert set().union(*share) == set(FILES)
 
 
 @pytest.mark.parametrize(
