@@ -13,7 +13,8 @@ MINUTES ?= 30
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench bench-large soak first-hour clean
+.PHONY: setup demo test test-slow test-full test-xla check lint fmt protos protos-check docs bench bench-large soak
+.PHONY: first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
@@ -35,6 +36,10 @@ demo: setup
 # wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
 test: lint
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# A share of the slow tests: those of rooms that changed since yesterday, then the others by turns. CI runs it.
+test-slow: setup
+	$(BIN)/python -m tests.turns --minutes $(MINUTES)
 
 # Everything. The parity matrix goes on where an interrupted run stopped, and writes docs/models.md.
 test-full: lint

@@ -8,6 +8,7 @@ import pytest
 
 from tests.repository import ROOT
 from tests.rings import RINGS, ring_of
+from tests.turns.choice import WATCHED, sources_of
 
 
 def test_every_test_is_in_a_ring() -> None:
@@ -25,3 +26,11 @@ def test_contributing_lists_the_rings() -> None:
     lines = (ROOT / "CONTRIBUTING.md").read_text().splitlines()
     rows = [line.split("`")[1] for line in lines if line.startswith("| `tests/")]
     assert sorted(rows) == sorted(f"tests/{ring}/" for ring in RINGS)
+
+
+def test_every_slow_file_watches_sources() -> None:
+    command = ["git", "grep", "--name-only", "-e", r"mark\.slow", "--", "tests/**/test_*.py"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    sources = [source for file in files for source in sources_of(file)]
+    assert len(files) > 40
+    assert [path for path in [*sources, *WATCHED] if not (ROOT / path).exists()] == []

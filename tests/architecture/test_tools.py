@@ -17,6 +17,8 @@ CI_RUN = ROOT / ".ci/run"
 OTHER_LOOKUP = re.compile(r"shutil\.which\(|import which|importorskip|skipif")
 NAMES = sorted(read_sources())
 
+RUNS = ["make test require=1", "make test-slow MINUTES=74 require=1"]
+
 #: Stands for every program that .ci/run calls: it notes how it was called. Packages in $INSTALLED are installed.
 RECORDER = """#!/bin/sh
 case "$(basename "$0")" in
@@ -132,14 +134,14 @@ def test_ci_installs_what_is_missing_and_requires_tools(ci_run: CiRun, packages:
     assert calls == [
         "apt-get update require=",
         "apt-get install --yes --no-install-recommends postgresql skopeo require=",
-        "make test require=1",
+        *RUNS,
     ]
 
 
 def test_ci_installs_nothing_twice(ci_run: CiRun, packages: set[str]) -> None:
     result, calls = ci_run(installed=packages, user_id=1000)
     assert result.returncode == 0, result.stderr
-    assert calls == ["make test require=1"]
+    assert calls == RUNS
 
 
 def test_ci_says_what_root_must_install(ci_run: CiRun, packages: set[str]) -> None:

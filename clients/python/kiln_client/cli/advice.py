@@ -7,6 +7,7 @@ from typing import Final
 from kiln_client.errors import KilnError
 
 _MAKE: Final = "`kiln token` makes one from the key of a home"
+_UNLOAD: Final = "`kiln status` shows what is loaded, `kiln unload ID` frees what one holds"
 _GIVE: Final = "--token-file, KILN_TOKEN or KILN_TOKEN_FILE"
 
 #: By reason, which is the code if a server or a proxy gives none.
@@ -18,6 +19,8 @@ _ADVICE: Final = {
     "SCOPE_MISSING": f"use a token with that scope; {_MAKE}, with --scope",
     "DEPLOYMENT_FORBIDDEN": f"use a token for that deployment; {_MAKE}, with --deployment",
     "ALIAS_FORBIDDEN": f"use a token for that alias; {_MAKE}, with --alias",
+    "CORES_UNAVAILABLE": _UNLOAD,
+    "MEMORY_UNAVAILABLE": _UNLOAD,
     "UNAUTHENTICATED": f"give a token by {_GIVE}, or a client certificate by --tls-cert and --tls-key",
     "PERMISSION_DENIED": "ask the operator of the server for permission",
 }

@@ -136,7 +136,7 @@ async def prepare(
         given: What the person says of the configuration.
         batch_size: Rows of the KV cache, if the person gives none.
         view: Told what happens.
-        may_replace: Whether an idle deployment of that name, which serves another bundle, is unloaded.
+        may_replace: Whether idle deployments are unloaded that are in the way, as `load_model` says.
         deployment_id: Id that the deployment must have; None takes one after the model.
 
     Raises:
@@ -179,6 +179,11 @@ class PreparationView:
     def lost(self, error: Unavailable) -> None:
         """Shows that the connection was lost and will be opened again."""
         self._progress.lost(error)
+
+    def unloaded(self, deployment_id: str) -> None:
+        """Says what made room."""
+        self._output.event("unloaded", {"deployment_id": deployment_id})
+        self._output.remark(f"unloaded {deployment_id}, which was idle, to make room")
 
     def loaded(self, progress: LoadProgress) -> None:
         """Shows the next state of a load."""

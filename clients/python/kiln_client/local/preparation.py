@@ -15,13 +15,15 @@ from kiln.compiler.v1.compiler_pb2 import CompileMetadata
 from kiln.runtime.v1.runtime_pb2 import Deployment, LoadProgress
 
 from kiln_client.compiler import AsyncCompiler, compile_request
-from kiln_client.errors import AlreadyExists, NotFound, Unavailable
+from kiln_client.errors import AlreadyExists, NotFound, ResourceExhausted, Unavailable
 from kiln_client.local.configuration import Configuration, Given, configure
 from kiln_client.local.lookup import Checkpoint, name_of
 from kiln_client.runtime import AsyncRuntime
 from kiln_client.stack.home import StackRecord
 
 _POLL_S: Final = 0.1
+_AUTO: Final = ".auto"
+_SHORT_OF: Final = ("CORES_UNAVAILABLE", "MEMORY_UNAVAILABLE")
 _UNDER_WAY: Final = (Deployment.STATE_LOADING, Deployment.STATE_RECOVERING, Deployment.STATE_UNLOADING)
 
 
@@ -36,6 +38,9 @@ class Progress(Protocol):
 
     def lost(self, error: Unavailable) -> None:
         """Called when the connection to the compiler was lost."""
+
+    def unloaded(self, deployment_id: str) -> None:
+        """Called when an idle deployment has made room for the load."""
 
     def loaded(self, progress: LoadProgress) -> None:
         """Called with each progress event of the load."""
@@ -77,7 +82,9 @@ async def compile_model(
     async with AsyncCompiler(services.compiler, **services.connection) as compiler:
         configuration = await configure(compiler, model, given, batch_size=batch_size, memory_bytes=memory_bytes)
         progress.configured(configuration)
-        request = compile_request(f"{model.name}.auto", str(model.path), configuration.document, **given.build_options)
+        request = compile_request(
+            f"{model.name}{_AUTO}", str(model.path), configuration.document, **given.build_options
+        )
         response = await compiler.compile(request, on_progress=progress.compiled, on_lost=progress.lost)
     ref = f"{response.name}:v{response.version}"
     return CompiledModel(model.name, ref, response.digest, configuration.num_ranks)
@@ -102,12 +109,14 @@ async def load_model(
     Args:
         services: The services of the home.
         model: What to load.
-        may_replace: Whether an idle deployment of that name, which serves another bundle, is unloaded.
+        may_replace: Whether idle deployments are unloaded: the one of that name if it serves another bundle, and those
+            of other checkpoints, the first loaded first, while cores or memory are short.
         progress: Told what happens.
         deployment_id: Id that the deployment must have; None takes the model's name, or one that begins with it.
 
     Raises:
         AlreadyExists: The deployment of that id serves another bundle, and is not idle.
+        ResourceExhausted: The host has too few cores or too little memory, without what could be unloaded.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // model.num_ranks)
     async with AsyncRuntime(services.runtime, **services.connection) as runtime:
@@ -121,6 +130,15 @@ async def load_model(
                 )
             except AlreadyExists:  # another command loads it, too: `_find_place` waits for that one
                 continue
+            except ResourceExhausted as error:
+                if (
+                    not may_replace
+                    or error.reason not in _SHORT_OF
+                    or (old := await _find_idle(runtime, error)) is None
+                ):
+                    raise
+                await runtime.unload_bundle(old.id, in_flight="wait")
+                progress.unloaded(old.id)
 
 
 async def _find_place(
@@ -145,6 +163,24 @@ async def _find_place(
         message = f"deployment {name!r} serves another bundle, and is not idle"
         raise AlreadyExists(message, reason="DEPLOYMENT_EXISTS", metadata={"deployment_id": name})
     return deployment_id or next(name for name in _candidates(model.name) if name not in deployments)
+
+
+async def _find_idle(runtime: AsyncRuntime, shortage: ResourceExhausted) -> Deployment | None:
+    """Finds the first loaded of the idle deployments of checkpoints; None if all of them would not help.
+
+    `kiln run` loads such a one again from the cache. What a person loaded from a bundle of theirs stays.
+    """
+    if shortage.reason not in _SHORT_OF:
+        return None
+    idle = [one for one in await runtime.list_deployments() if _is_of_checkpoint(one) and _is_idle(one)]
+    freed_bytes = sum(one.weights_bytes + one.kv_bytes for one in idle)
+    if freed_bytes < int(shortage.metadata.get("missing_bytes", 0)):
+        return None
+    return min(idle, key=lambda one: one.create_time.ToNanoseconds(), default=None)
+
+
+def _is_of_checkpoint(deployment: Deployment) -> bool:
+    return all(role.bundle_ref.rpartition(":")[0].endswith(_AUTO) for role in deployment.roles)
 
 
 def _is_idle(deployment: Deployment) -> bool:

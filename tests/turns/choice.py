@@ -1,0 +1,104 @@
+"""Which slow test files a run takes, and in which order: first those whose rooms changed, then the others by turns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Set
+from pathlib import PurePosixPath
+from typing import Final
+
+from tests.repository import ROOT
+from tests.turns.record import FileResult
+
+#: Where nothing is known of earlier runs, a file's turn is every fifth day.
+NUM_TURNS: Final = 5
+#: What a file may take that has not run yet.
+UNKNOWN_S: Final = 120.0
+
+_FAMILIES: Final = ("compiler_svc/models", "compiler_svc/trace", "execution/attention")
+
+#: Test files that mirror no folder of sources, by the beginning of their path → sources that they watch.
+WATCHED: Final = {
+    "tests/contract/families/": _FAMILIES,
+    "tests/parity/": (*_FAMILIES, "compiler_svc/sharding", "execution/ranks", "runtime_svc/engine"),
+    "tests/service/turns/": ("tests/turns",),
+    "tests/system/fuzz/": ("protos", "edge", "compiler_svc/api", "compiler_svc/config", "runtime_svc/wire"),
+    "tests/system/gateway/": ("clients/python/kiln_client/stack", "runtime_svc/text", "runtime_svc/vllm_engine"),
+    "tests/system/kills/test_compiler_kills.py": ("bundle", "compiler_svc/builds", "compiler_svc/compiles"),
+    "tests/system/kills/test_runtime_kills.py": ("execution/ranks", "runtime_svc/deployments", "runtime_svc/engine"),
+    "tests/system/test_attributes.py": (*_FAMILIES, "compiler_svc/config"),
+    "tests/system/test_deployments.py": ("runtime_svc/bundles", "runtime_svc/deployments"),
+    "tests/system/test_long_context.py": ("compiler_svc/planning", "compiler_svc/lower", "execution/attention"),
+    "tests/system/test_prefix_caching.py": ("runtime_svc/engine",),
+    "tests/system/test_quarantine.py": ("runtime_svc/deployments",),
+    "tests/system/test_runtime_crashes.py": ("execution/ranks", "runtime_svc/deployments"),
+    "tests/system/test_serving.py": ("edge", "runtime_svc"),
+    "tests/system/test_several_sequences.py": ("runtime_svc/engine", "execution/ranks"),
+    "tests/system/test_soak.py": ("tests/soak", "runtime_svc", "execution"),
+    "tests/system/test_text_of_image_models.py": ("compiler_svc/models", "compiler_svc/weights"),
+    "tests/system/deploy/": ("deploy", "docker-compose.yml"),
+}
+
+
+def choose_files(
+    files: Iterable[str],
+    last: Mapping[str, FileResult],
+    touched: Set[str],
+    *,
+    day: int,
+    budget_s: float,
+) -> list[str]:
+    """Files whose times add up to the budget at most: what a change touched, what failed, then what waited longest.
+
+    Args:
+        last: The last whole run of each file. If there is none at all, as where CI keeps nothing, the day decides.
+        day: A number that grows by one each day.
+        budget_s: Seconds, of all workers together.
+    """
+    failed = {file for file, result in last.items() if result.failed}
+
+    def rank(file: str) -> tuple[bool, bool, str, int]:
+        return file not in touched, file not in failed, last[file].ended if file in last else "", days_until(file, day)
+
+    turns = (file for file in files if last or file in touched or days_until(file, day) == 0)
+    chosen = []
+    for file in sorted(turns, key=rank):
+        needed_s = last[file].seconds if file in last else UNKNOWN_S
+        if needed_s <= budget_s:
+            chosen.append(file)
+            budget_s -= needed_s
+    return chosen
+
+
+def days_until(file: str, day: int) -> int:
+    """Days until a file's turn, which is the same in every process, and for ever."""
+    return (int.from_bytes(hashlib.sha256(file.encode()).digest()[:4]) - day) % NUM_TURNS
+
+
+def sources_of(file: str) -> tuple[str, ...]:
+    """What a test file watches: the row of the table, else the folder that its own folder mirrors.
+
+    Raises:
+        LookupError: Neither is there.
+    """
+    for beginning, sources in WATCHED.items():
+        if file.startswith(beginning):
+            return sources
+    _, _, *folders = PurePosixPath(file).parent.parts
+    while folders:
+        if (ROOT / "/".join(folders)).is_dir():
+            return ("/".join(folders),)
+        folders.pop()
+    raise LookupError(f"{file} mirrors no folder, and has no row in tests/turns/choice.py")
+
+
+def find_touched(files: Iterable[str], changed: Iterable[str]) -> set[str]:
+    """Those of the test files that changed themselves, or have beside them what changed, or watch it."""
+    paths = [PurePosixPath(path) for path in changed]
+    return {file for file in files if any(_is_touched(PurePosixPath(file), path) for path in paths)}
+
+
+def _is_touched(file: PurePosixPath, changed: PurePosixPath) -> bool:
+    if changed.parent == file.parent:
+        return changed == file or not changed.name.startswith("test_")
+    return any(changed.is_relative_to(source) for source in sources_of(str(file)))
