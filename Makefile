@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 DISTRIBUTIONS := protos bundle targets edge execution compiler_svc runtime_svc clients/python
+# Names and versions of all that is installed, but for torch, whose version deploy/install-torch has.
+CONSTRAINTS := deploy/constraints.txt
 PACKAGES := bundle targets edge execution compiler_svc runtime_svc kiln_client
 SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench
 WIRE_RULES := {"version": "v2", "modules": [{"path": "."}], "breaking": {"use": ["WIRE_JSON"], "ignore": ["google"]}}
@@ -13,20 +15,27 @@ MINUTES ?= 30
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-full test-xla check lint fmt protos protos-check docs bench bench-large soak
-.PHONY: first-hour clean
+.PHONY: setup lock demo test test-slow test-full test-xla check lint fmt protos protos-check docs bench bench-large
+.PHONY: soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*) deploy/install-torch
+$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*) deploy/install-torch $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	deploy/install-torch $(BIN)/python --quiet --no-compile
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile \
-	  $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
+	$(BIN)/python -m pip install --quiet --upgrade --constraint $(CONSTRAINTS) pip setuptools
+	deploy/install-torch $(BIN)/python --quiet --no-compile --constraint $(CONSTRAINTS)
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) \
+	  --no-build-isolation $(foreach d,$(DISTRIBUTIONS),--editable '$(d)$(EXTRAS)') --group dev
 	$(BIN)/python -m compileall -qq -j 0 $(CURDIR)/$(VENV)/lib || true
 	touch $@
+
+# The newest of all that our distributions and their extras allow, for all who install.
+lock:
+	rm -rf build/lock
+	$(MAKE) setup VENV=build/lock CONSTRAINTS=/dev/null 'EXTRAS=[hf,hub,openai,postgresql,s3,tracing,vllm-engine]'
+	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude torch >build/lock/constraints.txt
+	mv build/lock/constraints.txt $(CONSTRAINTS)
 
 # Compile the shipped tiny model, load it, stream text, swap to the fine-tune, stream again.
 demo: setup

@@ -2,8 +2,9 @@
 #
 #     docker build --file deploy/runtime.Dockerfile --tag kiln-runtime .
 #
-# deploy/install-torch says where torch's CPU build comes from. PIP_EXTRA_ARGS takes options of `pip install`, such as
-# `--index-url URL` with an index of your own, and TORCH_INDEX the URL of a mirror of PyTorch's index of CPU builds.
+# deploy/constraints.txt has the version of each package. deploy/install-torch says where torch's CPU build comes from.
+# PIP_EXTRA_ARGS takes options of `pip install`, such as `--index-url URL` with an index of your own, and TORCH_INDEX the
+# URL of a mirror of PyTorch's index of CPU builds.
 #
 # The first steps are those of deploy/compiler.Dockerfile, so that one cached layer holds torch for both.
 
@@ -13,8 +14,10 @@ FROM ${PYTHON_IMAGE} AS build
 ARG PIP_EXTRA_ARGS=
 ARG TORCH_INDEX=
 RUN python -m venv /opt/kiln
+COPY deploy/constraints.txt /src/constraints.txt
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt --upgrade pip setuptools
 COPY deploy/install-torch /src/install-torch
-RUN --mount=type=cache,target=/root/.cache/pip sh /src/install-torch /opt/kiln/bin/python ${PIP_EXTRA_ARGS}
+RUN --mount=type=cache,target=/root/.cache/pip sh /src/install-torch /opt/kiln/bin/python ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt
 # The collective operators are a native library.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY protos /src/protos
@@ -22,11 +25,11 @@ COPY bundle /src/bundle
 COPY targets /src/targets
 COPY edge /src/edge
 COPY execution /src/execution
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/protos /src/bundle /src/targets /src/edge /src/execution
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/protos /src/bundle /src/targets /src/edge /src/execution
 COPY runtime_svc /src/runtime_svc
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/runtime_svc
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/runtime_svc
 # With the API that routers know (docs/api.md).
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} /wheels/*.whl 'kiln-runtime[vllm-engine]'
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt /wheels/*.whl 'kiln-runtime[vllm-engine]'
 # The library is optional for pip; without it no bundle of several ranks runs.
 RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
 

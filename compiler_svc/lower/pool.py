@@ -120,14 +120,16 @@ class LoweringPool:
         outcome = read_outcome(job)
         if isinstance(outcome, LoweredExecutable):
             return outcome
-        output = job.log_path.read_text(errors="replace")
+        output, how = job.log_path.read_text(errors="replace"), _describe_end(exit_code)
         if outcome is not None:
             error = outcome.to_error()
             if may_hide_memory_limit(error):
                 self._check_memory(job, memory, f"{output}\n{error}")
-            raise error
+            if not isinstance(error, LoweringFailed):
+                raise error
+            how = error.metadata["how"]
         self._check_memory(job, memory, output)
-        how, tail = _describe_end(exit_code), _tail(output)
+        tail = _tail(output)
         # It quotes generated code and directories of this host, so no client gets it.
         _log.error("lowering failed", tag=job.tag, how=how, output=tail)
         raise find_shortage(RuntimeError(tail)) or LoweringFailed(job.tag, how)

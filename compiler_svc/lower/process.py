@@ -1,12 +1,13 @@
 """The lowering process, from its fork to its end.
 
-Runs the job in a directory and writes the outcome there. A named error is an outcome; any other error ends the process
-with a traceback in the job's log.
+Runs the job in a directory and writes the outcome there. A named error is an outcome; so are class and message of any
+other error, which ends the process with a traceback in the job's log.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from importlib import import_module
@@ -17,12 +18,16 @@ from pkgutil import resolve_name
 from typing import Final
 
 from bundle.errors import KilnError
+from compiler_svc.lower.errors import LoweringFailed
 from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
 from execution.failure import Failure
 from execution.forkserver.parent_death import end_tree_with_parent
 from targets.registry import TARGETS
 
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
+#: Directories before the name of a file: clients see the names alone.
+_DIRECTORIES: Final = re.compile(r"""(?<=')/[^']*/|[^\s'"(\[]*/""")
+_MAX_DETAIL_CHARS: Final = 300
 
 
 def preload() -> None:
@@ -54,6 +59,15 @@ def run_job(path: str) -> None:
         write_outcome(job, backend(job))
     except KilnError as error:
         write_outcome(job, Failure.of(error))
+    except Exception as error:
+        write_outcome(job, Failure.of(LoweringFailed(job.tag, _describe(error))))
+        raise
+
+
+def _describe(error: Exception) -> str:
+    """Class and message of an error, but for directories, and for what compilers say behind the first line."""
+    lines = str(error).splitlines() or [""]
+    return _DIRECTORIES.sub("", f"{type(error).__name__}: {lines[0]}").removesuffix(": ")[:_MAX_DETAIL_CHARS]
 
 
 def _settle(job: LoweringJob) -> None:

@@ -21,6 +21,8 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 REQUIREMENTS: Final = HERE / "requirements.txt"
+#: Versions of what it shares with `.venv`.
+CONSTRAINTS: Final = HERE.parents[2] / "deploy/constraints.txt"
 #: Installed without what they require, which would bring CUDA.
 TORCH: Final = ("torch==2.9.0", "torch-xla==2.9.0")
 TOOLS: Final = ("g++", "ldd", "nm")
@@ -59,15 +61,18 @@ def make_environment(path: Path) -> Path:
         EnvironmentUnavailable: The platform, a tool or a package is missing.
     """
     python, marker = path / "bin/python", path / ".installed"
-    state = hashlib.sha256(Path(__file__).read_bytes() + REQUIREMENTS.read_bytes()).hexdigest()
+    state = hashlib.sha256(
+        b"".join(file.read_bytes() for file in (Path(__file__), REQUIREMENTS, CONSTRAINTS))
+    ).hexdigest()
     if marker.exists() and marker.read_text() == state:
         return python
     _check_platform()
     venv.create(path, with_pip=True)
-    constraints = path / "constraints.txt"
+    without_torch = path / "constraints.txt"
     # A requirement that came to require torch would bring CUDA: pip refuses instead.
-    constraints.write_text("torch<0\n")
-    _install(python, "--requirement", REQUIREMENTS, "--constraint", constraints)
+    without_torch.write_text("torch<0\n")
+    constrained = ("--constraint", CONSTRAINTS, "--constraint", without_torch)
+    _install(python, "--requirement", REQUIREMENTS, *constrained)
     _install(python, "--no-deps", *TORCH)
     (libraries,) = path.glob("lib/python*/site-packages/torch/lib")
     replace_missing_libraries(libraries, python)

@@ -16,6 +16,8 @@ from tests.repository import ROOT
 from tests.service.deploy.build_context import BuildContext
 
 SERVICES = ["compiler", "runtime"]
+#: What both copy, in this order.
+SHARED = ["deploy/constraints.txt", "deploy/install-torch", "protos", "bundle", "targets", "edge", "execution"]
 #: Each adds to the image of its service.
 NEURON = [f"{name}-neuron" for name in SERVICES]
 FILES = {name: ROOT / "deploy" / f"{name}.Dockerfile" for name in (*SERVICES, *NEURON)}
@@ -42,16 +44,25 @@ def test_both_begin_alike_so_that_torch_is_installed_once() -> None:
     shared = [left for left, right in zip(compiler, runtime, strict=False) if left == right]
     assert any("execution" in value for _, _, value in shared)
     copied = [value[0] for command, flags, value in shared if command == "COPY" and not flags]
-    assert copied == ["deploy/install-torch", "protos", "bundle", "targets", "edge", "execution"]
+    assert copied == SHARED
 
 
 def test_the_runtime_is_given_neither_compiler() -> None:
     described = instructions("runtime")
     copied = [value[0] for command, flags, value in described if command == "COPY" and not flags]
-    assert copied == ["deploy/install-torch", "protos", "bundle", "targets", "edge", "execution", "runtime_svc"]
+    assert copied == [*SHARED, "runtime_svc"]
     last_stage = max(index for index, (command, _, _) in enumerate(described) if command == "FROM")
     assert not [value for command, _, value in described[last_stage:] if command == "RUN" and "g++" in value[0]]
     assert [value for command, _, value in instructions("compiler")[last_stage:] if "g++" in value[0]]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_package_has_the_version_of_the_constraints(name: str) -> None:
+    ran = [value[0] for command, _, value in instructions(name) if command == "RUN"]
+    installing = [script for script in ran if "pip install" in script or "install-torch" in script]
+    assert len(installing) == 3
+    assert [script for script in installing if "--constraint /src/constraints.txt" not in script] == []
+    assert [script for script in ran if "pip wheel" in script and "--no-build-isolation" not in script] == []
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -67,7 +68,10 @@ async def test_a_failing_child_is_named_and_the_end_of_its_output_is_logged(
     with pytest.raises(LoweringFailed) as caught:
         await pool.lower([spoil(stage_toy("bad", 1))])
     assert caught.value.metadata["tag"] == "bad"
-    assert str(caught.value) == "lowering of bad ended with exit code 1; the compiler's log says more"
+    assert (
+        str(caught.value)
+        == "lowering of bad ended with BadZipFile: File is not a zip file; the compiler's log says more"
+    )
     assert caught.value.metadata.keys() == {"tag", "how"}, "clients see them, and output names files of the host"
     assert "Traceback (most recent call last):" in capsys.readouterr().out
 
@@ -137,20 +141,37 @@ async def test_a_failure_far_from_the_limit(stage_toy: StageToy, lowerings: Fork
         await pool.lower([spoil(stage_toy("bad", 1))])
 
 
-async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A forkserver inherits its parent's environment, which leads it to a backend that refuses.
+async def test_what_clients_get_of_errors(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Named errors as they are; of others class and message, but no directory and nothing that a compiler says."""
+    # A forkserver inherits its parent's environment, which leads it to a backend that fails.
     (tmp_path / "sitecustomize.py").write_text(
         "import compiler_svc.lower.aoti as aoti\n"
         "from compiler_svc.lower.errors import ProgramUnsupported\n"
-        "def refuse(job):\n"
-        "    raise ProgramUnsupported('constant x', 'is odd')\n"
-        "aoti.lower_program = refuse\n"
+        "from torch._inductor.exc import CppCompileError\n"
+        "def fail(job):\n"
+        "    raise {\n"
+        "        'odd': ProgramUnsupported('constant x', 'is odd'),\n"
+        "        'missing': FileNotFoundError(2, 'No such file or directory', '/srv/of this host/tables.cpp'),\n"
+        "        'quoting': RuntimeError('/srv/a.cpp:7 and (/srv/b.h) differ\\nwhich /srv/c says'),\n"
+        "        'compiled': CppCompileError(['g++', '/srv/a.cpp'], '/srv/a.cpp:7: error: no semicolon'),\n"
+        "        'silent': KeyError(),\n"
+        "    }[job.tag]\n"
+        "aoti.lower_program = fail\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    forkserver = make_forkserver()
-    with pytest.raises(ProgramUnsupported, match="the graph cannot be lowered: constant x is odd"):
-        await LoweringPool(forkserver, num_processes=1, timeout_s=120).lower([stage_toy("odd", 1)])
-    forkserver.close()
+    with closing(make_forkserver()) as forkserver:
+        pool = LoweringPool(forkserver, num_processes=1, timeout_s=120)
+        with pytest.raises(ProgramUnsupported, match="the graph cannot be lowered: constant x is odd"):
+            await pool.lower([stage_toy("odd", 1)])
+        for tag, how in {
+            "missing": "FileNotFoundError: [Errno 2] No such file or directory: 'tables.cpp'",
+            "quoting": "RuntimeError: a.cpp:7 and (b.h) differ",
+            "compiled": "CppCompileError: C++ compile error",
+            "silent": "KeyError",
+        }.items():
+            with pytest.raises(LoweringFailed) as caught:
+                await pool.lower([stage_toy(tag, 1)])
+            assert caught.value.metadata == {"tag": tag, "how": how}
 
 
 async def test_a_missing_compiler(
@@ -184,10 +205,10 @@ async def test_a_lowering_without_descriptors_begins_when_there_are_some(
         await asyncio.sleep(0.1)
         assert not lowering.done()
     # It has begun, and its job is to blame.
-    with pytest.raises(LoweringFailed, match="exit code 1"):
+    with pytest.raises(LoweringFailed, match="ended with BadZipFile"):
         await lowering
     monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
     with few_descriptors(), pytest.raises(ResourcesShort, match="descriptors of this process"):
         await pool.lower([job])
-    with pytest.raises(LoweringFailed, match="exit code 1"):
+    with pytest.raises(LoweringFailed, match="ended with BadZipFile"):
         await pool.lower([job])
