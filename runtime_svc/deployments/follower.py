@@ -10,11 +10,11 @@ from typing import Final
 
 import structlog
 
+from bundle.backoff import backoff_delays
 from bundle.errors import BlobCorrupt, KilnError, ManifestInvalid
 from bundle.shortage import naming_shortages
 from execution.errors import ExecutableInvalid, WeightsInvalid
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
