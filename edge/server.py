@@ -294,6 +294,7 @@ class EdgeServer:
             impatient = asyncio.create_task(signals.get())
             await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
             if impatient.done():
+                _log.info("signalled again", signal=impatient.result().name)
                 await self._server.stop(None)
             impatient.cancel()
             await draining

@@ -15,7 +15,6 @@ from compiler_svc.errors import CompileCancelled, CompileQueueFull, CompilerRest
 from compiler_svc.planning.job_spec import JobSpec, read_spec, write_spec
 from edge.access.principal import PRINCIPAL, Principal
 from edge.access.quota import PrincipalQuota
-from edge.supervision import report_failure
 from execution.failure import Failure
 
 RETRY_AFTER_S: Final = 15.0
@@ -155,7 +154,6 @@ class CompileQueue:
             self._forget(principal)
 
         task.add_done_callback(forget)
-        task.add_done_callback(report_failure)
         return run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Final
@@ -237,11 +238,9 @@ class Deployments:
         self._last_digests = self.bundle_digests()
         await self.quarantine.close()
         engines = [deployment.engine for deployment in self.list() if deployment.engine is not None]
-        drains = [asyncio.create_task(engine.requests.wait_until_empty()) for engine in engines]
-        if drains:
-            await asyncio.wait(drains, timeout=max(0.0, timeout_s))
-        for drain in drains:
-            drain.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await asyncio.gather(*(engine.requests.wait_until_empty() for engine in engines))
         finish = Finish(FinishReason.ERROR, error=ShuttingDown())
         if sum(engine.requests.end_all(lambda _: finish) for engine in engines):
             await asyncio.sleep(FAREWELL_S)
