@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+from bundle.backoff import backoff_delays
 from bundle.errors import ResourcesShort
 
 RETRY_AFTER_S: Final = 30.0
@@ -121,11 +122,8 @@ async def outlast_shortages(
 
 
 def lasting_delays() -> Iterator[float]:
-    """Yields seconds between tries without end: they double up to 8."""
-    delay_s = _FIRST_DELAY_S
-    while True:
-        yield delay_s
-        delay_s = min(2 * delay_s, _MAX_DELAY_S)
+    """Yields seconds between tries without end: they double up to about 8."""
+    return backoff_delays(_FIRST_DELAY_S, _MAX_DELAY_S)
 
 
 def _short(resource: str, detail: str) -> ResourcesShort:

@@ -13,6 +13,7 @@ from compiler_svc.planning.pool import PlanningPool, make_forkserver
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.process import run_process
+from edge.supervision import report_failure
 from targets.neuron import FRONT_END, NEURON_PYTHON
 
 
@@ -29,6 +30,7 @@ async def serve(settings: Settings) -> None:
         async with open_server(settings, make_runner, planning) as server:
             port = await server.start()
             warming = asyncio.create_task(planning.warm_up())
+            warming.add_done_callback(report_failure)
             serving = asyncio.create_task(server.serve_until_signalled())
             await asyncio.sleep(0)  # by now it listens for signals; a reader of the next line may send one
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")

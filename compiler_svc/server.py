@@ -26,7 +26,7 @@ from compiler_svc.api.operations import OperationsService
 from compiler_svc.api.status import STATUS_TABLE
 from compiler_svc.builds.finished_shards import list_finished_shards
 from compiler_svc.builds.job import BuildEnvironment
-from compiler_svc.bundles.collection import collecting
+from compiler_svc.bundles.collection import Collection
 from compiler_svc.bundles.importer import BundleImporter
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.compiles.build_runner import BuildRunner
@@ -152,7 +152,11 @@ async def open_server(
                     request_limit=lambda: REQUEST_LIMIT,
                 )
                 rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
-                async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:
+                collection = Collection(store)
+                await collection.warn_of_lost_bundles()
+                await collection.collect()
+                async with server.supervisor, serve_metrics(settings.edge, rows) as server.metrics_port:
+                    server.supervisor.supervise("collection", collection.run)
                     await queue.resume()
                     yield server
         finally:

@@ -9,12 +9,17 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health, health_pb2
 
+from edge.supervision import begin_task
+
 _Status = health_pb2.HealthCheckResponse
 
 #: The health service's name for the server as a whole.
 OVERALL: Final = ""
 #: SERVING from the first answer to the last. A process that does not say so is to be restarted.
 LIVENESS: Final = "liveness"
+#: NOT_SERVING while a task in the background fails again and again. No other name depends on it: what a server serves
+#: may well go on without.
+BACKGROUND: Final = "background"
 
 
 class Health:
@@ -30,7 +35,7 @@ class Health:
         #: What gRPC calls.
         self.servicer: Any = _Servicer()
         self._constant = frozenset({LIVENESS, *always_serving})
-        self._serving = dict.fromkeys((OVERALL, LIVENESS, *services), True)
+        self._serving = dict.fromkeys((OVERALL, LIVENESS, BACKGROUND, *services), True)
         self._is_draining = False
         self._updates: set[asyncio.Task[None]] = set()
 
@@ -61,9 +66,7 @@ class Health:
         await self.publish()
 
     def _begin_publish(self, name: str) -> None:
-        update = asyncio.get_running_loop().create_task(self._publish(name))
-        self._updates.add(update)
-        update.add_done_callback(self._updates.discard)
+        begin_task(self._publish(name), self._updates)
 
     async def _publish(self, name: str) -> None:
         # The state of now, and not of when the update began: updates of one name may overtake each other.

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -25,11 +26,12 @@ from edge.config import EdgeConfig, TlsConfig
 from edge.connections import count_connections
 from edge.drain import NameClient, RunningCalls, peer_address
 from edge.errors import AddressUnavailable
-from edge.health import OVERALL, Health
+from edge.health import BACKGROUND, OVERALL, Health
 from edge.metrics import MetricRow, Sample
 from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, message_for_log, status_from_error
+from edge.supervision import Supervisor
 
 #: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
 STATUS_TIMEOUT_S: Final = 1.0
@@ -164,6 +166,8 @@ class EdgeServer:
         self._services = frozenset((OVERALL, *services))
         #: The health of the server as a whole, of `liveness`, of each service, and of names that others add.
         self.health = Health(services, always_serving=always_serving)
+        #: What the server does in the background; the metrics have its failures.
+        self.supervisor = Supervisor(partial(self.health.set_serving, BACKGROUND))
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._server)
         if config.reflection:
             reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -179,8 +183,9 @@ class EdgeServer:
             TlsFileInvalid: A certificate or key cannot be read.
             KeySetInvalid, IdentitiesInvalid: See `AccessInterceptor.start`.
         """
+        self.supervisor.watch_loop()
         if self._access is not None:
-            await self._access.start()
+            await self._access.start(self.supervisor)
         credentials = self._config.tls.load() if self._config.tls is not None else None
         try:
             if credentials is None:
@@ -221,6 +226,13 @@ class EdgeServer:
                 "Calls of clients that were not known, not allowed, or over their quota",
                 "reason",
                 refused_access,
+            ),
+            (
+                "kiln:background_failures",
+                "counter",
+                "How often a task in the background failed or ended unasked",
+                "task",
+                self.supervisor.failures,
             ),
         )
         return [
@@ -264,8 +276,7 @@ class EdgeServer:
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
         finished = await self._calls.wait_idle(self._config.drain_timeout_s)
         await self._server.stop(None)
-        if self._access is not None:
-            await self._access.close()
+        await self.supervisor.close()
         # Cancelled handlers may still be cleaning up.
         ended = finished or await self._calls.wait_idle(CANCELLATION_TIMEOUT_S)
         _log.info("stopped", calls_finished=finished, handlers_ended=ended)
@@ -283,6 +294,7 @@ class EdgeServer:
             impatient = asyncio.create_task(signals.get())
             await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
             if impatient.done():
+                _log.info("signalled again", signal=impatient.result().name)
                 await self._server.stop(None)
             impatient.cancel()
             await draining

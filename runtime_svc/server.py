@@ -21,6 +21,7 @@ from edge.errors import OptionsInvalid
 from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
+from edge.supervision import begin_task
 from edge.tracing import open_tracing
 from execution.text.handle import make_forkserver
 from runtime_svc.access_rules import RULES, make_engine_rules
@@ -155,9 +156,7 @@ class RuntimeServer:
                 health.forget(name)
 
     def _begin_reload(self) -> None:
-        reload = asyncio.create_task(self._reconciler.reload())
-        self._reloads.add(reload)
-        reload.add_done_callback(self._reloads.discard)
+        begin_task(self._reconciler.reload(), self._reloads)
 
 
 @asynccontextmanager
@@ -233,18 +232,17 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             records,
         )
         stack.push_async_callback(deployments.shut_down, 0.0)
-        if source is not None:
-            leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
-            deployments.on_bundles_changed = leases.wake
-            stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
-        follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
-        stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
-        watch = FileWatch(deployments)
-        stack.push_async_callback(_cancel, asyncio.create_task(watch.run(), name="file watch"))
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
         tracing = await stack.enter_async_context(open_tracing("runtime", settings.edge.trace_endpoint))
         server = RuntimeServer(settings, deployments, reconciler, tracing)
+        supervisor = await stack.enter_async_context(server.edge.supervisor)
+        if source is not None:
+            leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
+            deployments.on_bundles_changed = leases.wake
+            supervisor.supervise("leases", leases.run)
+        supervisor.supervise("following", AliasFollower(deployments, interval_s=settings.follow_interval_s).run)
+        supervisor.supervise("file watch", FileWatch(deployments).run)
         rows = [*server.edge.list_metrics(), *list_metrics(deployments)]
         server.edge.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, rows))
         yield server
@@ -264,8 +262,3 @@ def _make_vllm_engine(deployments: Deployments, deployment_id: str | None) -> Vl
     from runtime_svc.vllm_engine.service import VllmEngineService  # noqa: PLC0415 - of the extra
 
     return VllmEngineService(deployments, deployment_id)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

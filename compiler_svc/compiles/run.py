@@ -31,6 +31,7 @@ from compiler_svc.errors import BuildFailed, CompileCancelled
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import CompileJobSpec, JobSpec
 from compiler_svc.records import CompileResult, Progress, Stage
+from edge.supervision import report_failure
 from execution.failure import Failure
 
 _BEFORE_BUILDING: Final = frozenset({Stage.QUEUED, Stage.CACHE_CHECK})
@@ -78,6 +79,7 @@ class CompileRun:
     def start(self, after: CompileRun | None) -> asyncio.Task[None]:
         """Starts the compile; it queues for a build slot behind `after`."""
         self._task = asyncio.create_task(self._run(after))
+        self._task.add_done_callback(report_failure)
         return self._task
 
     def cancel(self) -> None:

@@ -44,6 +44,8 @@ class MemoryWatch:
             yield
         finally:
             task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     def explains_end(self, limit_bytes: int, output: str) -> bool:
         """Whether a process that ended without a result had reached its memory limit.

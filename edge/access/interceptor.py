@@ -29,6 +29,7 @@ from edge.access.token_verifier import TokenVerifier
 from edge.access_log import describe_call
 from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, wrap_handler
+from edge.supervision import Supervisor
 
 #: The key of metadata that carries `Bearer TOKEN`.
 TOKEN_KEY: Final = "authorization"
@@ -91,21 +92,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         accepted += ["a client certificate that the server's identities list"] if config.identities is not None else []
         self._accepted = " or ".join(accepted) or "a client certificate"
 
-    async def start(self) -> None:
-        """Reads keys and identities.
+    async def start(self, supervisor: Supervisor) -> None:
+        """Reads keys and identities; the supervisor keeps them fresh.
 
         Raises:
             KeySetInvalid, IdentitiesInvalid: A file cannot be read, or is invalid.
         """
         if self._keys is not None:
-            await self._keys.start()
+            await self._keys.start(supervisor)
         if self._certificates is not None:
             await self._certificates.start()
-
-    async def close(self) -> None:
-        """Ends what `start` began."""
-        if self._keys is not None:
-            await self._keys.close()
 
     async def intercept_service(
         self,

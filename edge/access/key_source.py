@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, Protocol
 from urllib import request
@@ -15,6 +15,7 @@ import structlog
 from edge.access.changing_file import MAX_BYTES, ChangingFile
 from edge.access.errors import KeySetInvalid, KeysUnavailable
 from edge.access.key_set import KeySet
+from edge.supervision import Supervisor
 
 #: How often keys are fetched from a URL.
 REFRESH_INTERVAL_S: Final = 300.0
@@ -29,11 +30,8 @@ _log = structlog.get_logger("edge")
 class KeySource(Protocol):
     """Where public keys come from."""
 
-    async def start(self) -> None:
-        """Gets the keys for the first time."""
-
-    async def close(self) -> None:
-        """Ends what `start` began."""
+    async def start(self, supervisor: Supervisor) -> None:
+        """Gets the keys for the first time; the supervisor runs what keeps them fresh."""
 
     async def get(self) -> KeySet:
         """Returns the keys as far as they are known.
@@ -62,16 +60,13 @@ class KeyFile:
         """Reads nothing yet."""
         self._file = ChangingFile(path, KeySet.parse, KeySetInvalid)
 
-    async def start(self) -> None:
+    async def start(self, supervisor: Supervisor) -> None:  # noqa: ARG002 - each look at the keys looks at the file
         """Reads the file.
 
         Raises:
             KeySetInvalid: It cannot be read, or holds no usable key.
         """
         await self._file.read()
-
-    async def close(self) -> None:
-        """Ends nothing: no file stays open."""
 
     async def get(self) -> KeySet:
         """Returns the keys; looks once a second whether the file has changed."""
@@ -103,20 +98,14 @@ class KeyUrl:
         self._timeout_s = timeout_s
         self._keys: KeySet | None = None
         self._fetched_at_s = -min_fetch_interval_s
+        #: Whether the last fetch gave keys.
+        self._is_fresh = False
         self._fetching = asyncio.Lock()
-        self._refreshing: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Fetches the keys, and begins to fetch them again and again. A URL that does not answer is no error yet."""
+    async def start(self, supervisor: Supervisor) -> None:
+        """Fetches the keys, and has them fetched again and again. A URL that does not answer is no error yet."""
         await self._fetch()
-        self._refreshing = asyncio.create_task(self._keep_fresh(), name="jwks")
-
-    async def close(self) -> None:
-        """Ends the fetching."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._refreshing
+        supervisor.supervise("keys", self._keep_fresh)
 
     async def get(self) -> KeySet:
         """Returns the keys of the last good fetch."""
@@ -131,17 +120,18 @@ class KeyUrl:
 
     async def _keep_fresh(self) -> None:
         while True:
-            await asyncio.sleep(self._min_fetch_interval_s if self._keys is None else self._refresh_interval_s)
+            await asyncio.sleep(self._refresh_interval_s if self._is_fresh else self._min_fetch_interval_s)
             await self._fetch()
 
     async def _fetch(self) -> None:
         async with self._fetching:
             if time.monotonic() < self._fetched_at_s + self._min_fetch_interval_s:
                 return
-            self._fetched_at_s = time.monotonic()
+            self._fetched_at_s, self._is_fresh = time.monotonic(), False
             try:
                 self._keys = await asyncio.to_thread(_download_keys, self._url, self._timeout_s)
-            except (OSError, ValueError) as error:
+                self._is_fresh = True
+            except (OSError, ValueError, HTTPException) as error:  # the last: an answer that is no HTTP
                 _log.warning(
                     "keys not fetched", url=self._url, error=str(error), has_former_keys=self._keys is not None
                 )

@@ -24,6 +24,7 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.file_modes import make_private_directory
 from bundle.shortage import name_shortage, outlast_shortages
+from edge.supervision import begin_task
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import InputCapture
@@ -97,10 +98,7 @@ class CaptureDirectory:
 
     def start(self, pending: PendingCapture) -> asyncio.Task[CaptureOutcome]:
         """Starts to write a capture; see `PendingCapture.write`."""
-        task = asyncio.create_task(self._write(pending), name=f"capture {pending.path.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return begin_task(self._write(pending), self._tasks)
 
     def release(self) -> None:
         """Gives back the capture that `begin` reserved."""

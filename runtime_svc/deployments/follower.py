@@ -10,11 +10,12 @@ from typing import Final
 
 import structlog
 
+from bundle.backoff import backoff_delays
 from bundle.errors import BlobCorrupt, KilnError, ManifestInvalid
 from bundle.shortage import naming_shortages
+from edge.supervision import report_failure
 from execution.errors import ExecutableInvalid, WeightsInvalid
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
@@ -108,6 +109,7 @@ class AliasFollower:
         now_s = asyncio.get_running_loop().time()
         if pursuit.due_s is not None and pursuit.due_s <= now_s:
             pursuit.task = asyncio.create_task(self._pursue(deployment, pursuit, resolved))
+            pursuit.task.add_done_callback(report_failure)
 
     async def _pursue(self, deployment: Deployment, pursuit: _Pursuit, resolved: ResolvedBundle) -> None:
         async def find() -> ResolvedBundle:

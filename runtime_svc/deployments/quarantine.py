@@ -22,6 +22,7 @@ import structlog
 
 from bundle.errors import KilnError, ResourcesShort
 from bundle.shortage import lasting_delays, outlast_shortages
+from edge.supervision import begin_task
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.records import LoadRecord, RecordStore
 from runtime_svc.errors import BundleSourceUnavailable, DeploymentNotReady, LoadInProgress, MemoryUnavailable
@@ -184,9 +185,7 @@ class LoadQuarantine:
             return
         if not is_over:
             self._loads[key] = msgspec.structs.replace(one, is_under_way=False)
-        write = asyncio.create_task(self._write_at_last(key), name=f"record load {key}")
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
+        begin_task(self._write_at_last(key), self._writes)
 
     async def _write_at_last(self, key: str) -> None:
         try:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Final
 
 import structlog
 
+from bundle.backoff import backoff_delays
 from bundle.errors import BundleNotFound, KilnError, ResourcesShort
 from bundle.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
+from edge.supervision import begin_task, report_failure
 from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.loader import Loader
@@ -236,11 +238,9 @@ class Deployments:
         self._last_digests = self.bundle_digests()
         await self.quarantine.close()
         engines = [deployment.engine for deployment in self.list() if deployment.engine is not None]
-        drains = [asyncio.create_task(engine.requests.wait_until_empty()) for engine in engines]
-        if drains:
-            await asyncio.wait(drains, timeout=max(0.0, timeout_s))
-        for drain in drains:
-            drain.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await asyncio.gather(*(engine.requests.wait_until_empty() for engine in engines))
         finish = Finish(FinishReason.ERROR, error=ShuttingDown())
         if sum(engine.requests.end_all(lambda _: finish) for engine in engines):
             await asyncio.sleep(FAREWELL_S)
@@ -262,9 +262,9 @@ class Deployments:
     def _begin(self, deployment: Deployment) -> None:
         # In an empty context: otherwise every log line of the engine would carry the request id of the LoadBundle call.
         name = f"load {deployment.deployment_id}"
-        self._loads[deployment.deployment_id] = asyncio.create_task(
-            self._load(deployment), name=name, context=Context()
-        )
+        load = asyncio.create_task(self._load(deployment), name=name, context=Context())
+        load.add_done_callback(report_failure)
+        self._loads[deployment.deployment_id] = load
         self.on_bundles_changed()
 
     async def _load(self, deployment: Deployment) -> None:
@@ -323,9 +323,7 @@ class Deployments:
             if not deployment.is_gone:
                 await self._records.deployments.save(deployment.to_record())
 
-        task = asyncio.create_task(save(), name=f"save {deployment.deployment_id}")
-        self._saves.add(task)
-        task.add_done_callback(self._saves.discard)
+        task = begin_task(save(), self._saves)
         self.on_bundles_changed()
         return task
 
@@ -340,6 +338,7 @@ class Deployments:
         task = asyncio.create_task(unload, name=f"unload {deployment_id}", context=Context())
         self._unloads[deployment_id] = task
         task.add_done_callback(lambda _: self._unloads.pop(deployment_id))
+        task.add_done_callback(report_failure)
 
     async def _unload(self, deployment: Deployment, policy: InFlightPolicy, *, is_final: bool) -> int:
         load = self._loads.get(deployment.deployment_id)

@@ -19,6 +19,7 @@ import structlog
 
 from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
+from edge.supervision import report_failure
 from execution.errors import ExecutionError, RankHung, RankLost
 from runtime_svc.engine.assembly import make_scheduler
 from runtime_svc.engine.capture import CaptureLog
@@ -388,6 +389,7 @@ class Engine:
             return
         error = task.exception()
         _log.error("engine failed", deployment_id=self._deployment_id, exc_info=error)
+        report_failure(task)
         self.failure = error if isinstance(error, KilnError) else EngineFailed(self._deployment_id)
         self._change_state(EngineState.FAILED)
         self._operations.fail_all(self.failure)

@@ -23,7 +23,7 @@ from edge.access.token_verifier import TokenVerifier
 async def verify(directory: Path, token: str, *, audience: str = "kiln") -> Principal:
     """Who a server takes the bearer for, whose `--auth-jwks` is the directory's."""
     keys = KeyFile(directory / "jwks.json")
-    await keys.start()
+    await keys.get()
     return await TokenVerifier(keys, audience=audience, issuer=None, clock_skew_s=1).verify(token)
 
 

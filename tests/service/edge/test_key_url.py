@@ -7,7 +7,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,11 +20,14 @@ from edge.access.changing_file import MAX_BYTES
 from edge.access.errors import KeysUnavailable, TokenInvalid
 from edge.access.key_source import KeyUrl
 from edge.access.token_verifier import TokenVerifier
+from edge.supervision import Supervisor
 from tests.hang_guard import HANG_S
 from tests.servers.authority import Authority
 from tests.servers.tokens import SigningKey, make_claims
 
 KEY = SigningKey()
+#: A status that makes the server answer in another protocol.
+NO_HTTP = 0
 
 
 class Issuer:
@@ -53,6 +56,9 @@ class Issuer:
                 time.sleep(issuer.delay_s)
                 issuer.wait()
                 if issuer.body is None:
+                    return
+                if issuer.status == NO_HTTP:
+                    self.wfile.write(b"SSH-2.0-x\r\n")
                     return
                 self.send_response(issuer.status)
                 if issuer.location:
@@ -90,6 +96,12 @@ def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Issuer]:
         yield started
 
 
+@pytest.fixture
+async def supervisor() -> AsyncIterator[Supervisor]:
+    async with Supervisor(lambda _: None) as started:
+        yield started
+
+
 def verifier_of(source: KeyUrl) -> TokenVerifier:
     return TokenVerifier(source, audience="kiln", issuer=None, clock_skew_s=30)
 
@@ -98,9 +110,9 @@ def sign(key: SigningKey = KEY, **claims: Any) -> str:
     return key.sign(make_claims(**claims))
 
 
-async def test_an_unknown_key_is_looked_for_once_in_a_while(issuer: Issuer) -> None:
+async def test_an_unknown_key_is_looked_for_once_in_a_while(issuer: Issuer, supervisor: Supervisor) -> None:
     source, new = KeyUrl(issuer.url, min_fetch_interval_s=2 * HANG_S), SigningKey("new")
-    await source.start()
+    await source.start(supervisor)
     verifier = verifier_of(source)
     await verifier.verify(sign())
     issuer.publish(KEY, new)
@@ -112,12 +124,11 @@ async def test_an_unknown_key_is_looked_for_once_in_a_while(issuer: Issuer) -> N
     source._fetched_at_s -= 2 * HANG_S
     await asyncio.gather(*map(verifier.verify, unknown))
     assert len(issuer.requests) == 2
-    await source.close()
 
 
-async def test_a_withdrawn_key_is_refused_after_the_next_fetch(issuer: Issuer) -> None:
+async def test_a_withdrawn_key_is_refused_after_the_next_fetch(issuer: Issuer, supervisor: Supervisor) -> None:
     source, new = KeyUrl(issuer.url, refresh_interval_s=0.05, min_fetch_interval_s=0.01), SigningKey("new")
-    await source.start()
+    await source.start(supervisor)
     verifier = verifier_of(source)
     token = sign()
     await verifier.verify(token)
@@ -129,32 +140,32 @@ async def test_a_withdrawn_key_is_refused_after_the_next_fetch(issuer: Issuer) -
                 await asyncio.sleep(0.01)
             except TokenInvalid:
                 break
-    await source.close()
 
 
-async def test_a_redirection_to_plaintext_is_not_followed(issuer: Issuer) -> None:
+async def test_a_redirection_to_plaintext_is_not_followed(issuer: Issuer, supervisor: Supervisor) -> None:
     forged = SigningKey("forged")
     source = KeyUrl(issuer.url, min_fetch_interval_s=0.0)
-    await source.start()
+    await source.start(supervisor)
     with closing(Issuer()) as plain:
         plain.publish(forged)
         issuer.status, issuer.location = 302, plain.url
         with pytest.raises(TokenInvalid):
             await verifier_of(source).verify(sign(forged))
         assert plain.requests == []
-    await source.close()
 
 
-@pytest.mark.parametrize("trouble", ["closed", "error", "no keys", "too much", "slow"])
-async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["closed", "error", "no http", "no keys", "too much", "slow"])
+async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, supervisor: Supervisor, trouble: str) -> None:
     source = KeyUrl(issuer.url, min_fetch_interval_s=0.0, timeout_s=HANG_S)
-    await source.start()
+    await source.start(supervisor)
     verifier = verifier_of(source)
     match trouble:
         case "closed":
             issuer.body = None
         case "error":
             issuer.status = 503
+        case "no http":
+            issuer.status = NO_HTTP
         case "no keys":
             issuer.publish()
         case "too much":
@@ -166,13 +177,12 @@ async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble
     assert [log["event"] for log in logs] == ["keys not fetched"]
     assert logs[0]["has_former_keys"]
     assert await verifier.verify(sign(sub="bob"))
-    await source.close()
 
 
-async def test_a_url_that_never_answered_asks_clients_to_come_back(issuer: Issuer) -> None:
+async def test_a_url_that_never_answered_asks_clients_to_come_back(issuer: Issuer, supervisor: Supervisor) -> None:
     issuer.status = 500
     source = KeyUrl(issuer.url, min_fetch_interval_s=0.05)
-    await source.start()
+    await source.start(supervisor)
     verifier = verifier_of(source)
     with pytest.raises(KeysUnavailable) as caught:
         await verifier.verify(sign())
@@ -185,26 +195,26 @@ async def test_a_url_that_never_answered_asks_clients_to_come_back(issuer: Issue
                 break
             except KeysUnavailable:
                 await asyncio.sleep(0.01)
-    await source.close()
 
 
-async def test_an_untrusted_url_gives_no_keys(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_untrusted_url_gives_no_keys(
+    issuer: Issuer, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     source = KeyUrl(issuer.url)
     with capture_logs() as logs:
-        await source.start()
+        await source.start(supervisor)
     assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
     with pytest.raises(KeysUnavailable):
         await source.get()
-    await source.close()
 
 
-async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer) -> None:
+async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer, supervisor: Supervisor) -> None:
     """The loop lets the URL answer."""
     go_on = threading.Event()
     issuer.wait = lambda: go_on.wait(2 * HANG_S)
     source = KeyUrl(issuer.url, timeout_s=HANG_S)
-    starting = asyncio.create_task(source.start())
+    starting = asyncio.create_task(source.start(supervisor))
     async with asyncio.timeout(HANG_S / 2):
         while not issuer.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -212,4 +222,3 @@ async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer) -> None:
     go_on.set()
     await starting
     assert (await source.get()).keys
-    await source.close()

@@ -181,4 +181,4 @@ async def test_keys_that_were_never_there_are_an_error(tmp_path: Path, content: 
     if content is not None:
         path.write_text(content)
     with pytest.raises(KeySetInvalid, match=str(path)):
-        await KeyFile(path).start()
+        await KeyFile(path).get()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 def backoff_delays(first_s: float, max_s: float) -> Iterator[float]:
     """Yields the seconds to wait before each try: they double up to `max_s`.
 
-    Each is shortened at random by up to a quarter, so that runtimes do not all try at once.
+    Each is shortened at random by up to a quarter, so that processes do not all try at once.
     """
     delay_s = first_s
     while True:
