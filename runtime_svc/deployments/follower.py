@@ -14,10 +14,10 @@ from bundle.errors import BlobCorrupt, KilnError, ManifestInvalid
 from bundle.shortage import naming_shortages
 from execution.errors import ExecutableInvalid, WeightsInvalid
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
+from runtime_svc.deployments.retries import backoff_delays
 from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import GraphAbiMismatch, TokenizerMismatch, WeightsMissing
