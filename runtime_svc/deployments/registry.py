@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -14,7 +15,6 @@ import structlog
 from bundle.errors import BundleNotFound, KilnError
 from bundle.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
-from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.loader import Loader
@@ -308,7 +308,7 @@ class Deployments:
         weights = bundle
         if deployment.weights is not None and deployment.weights.digest != bundle.digest:
             weights = await self.library.resolve(deployment.weights.digest)
-        deployment.find(ResolvedBundle(deployment.spec.ref, bundle.digest, bundle.manifest, bundle.blobs))
+        deployment.find(replace(bundle, ref=deployment.spec.ref))
         self.resources.reserve(deployment, weights.manifest)
 
     def _save(self, deployment: Deployment) -> asyncio.Task[None]:

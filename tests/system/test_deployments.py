@@ -15,7 +15,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.repository import ROOT
 from tests.servers.stack import Stack
-from tests.system.conftest import TINY
+from tests.system.conftest import CONFIG, TINY
 from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, State, reason_of, run_runtime, wait_until
 
 PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
@@ -117,6 +117,22 @@ def test_weights_follow_a_real_alias(
     with pytest.raises(grpc.RpcError) as caught:
         process.load_weights(pirate)
     assert reason_of(caught.value) == "ALIAS_FOLLOWED"
+    # A version with other graphs: who moves the alias is refused, or told; the old weights serve, and all can see it.
+    misfit = stack.provide("side-story", TINY, CONFIG)
+    newest = bundles.GetBundle(bundle.GetBundleRequest(ref="side-story")).bundle.version
+    refused = stack.kiln("bundles", "alias", "side-story", "live", "--require-compatible", check=False)
+    assert (refused.exit_code, refused.last["error"]["reason"]) == (1, "ALIAS_INCOMPATIBLE")
+    moved = stack.kiln("bundles", "alias", "side-story", "live").last
+    assert "deployments that follow side-story@live keep the weights that they have" in moved["warnings"][0]
+    wait_until(lambda: process.get().degraded)
+    deployment = process.get()
+    assert (deployment.state, deployment.followed_digest) == (State.STATE_READY, misfit)
+    assert deployment.follow_message.startswith(
+        f"side-story:v{newest} ({misfit}) does not serve: the weights fit graph"
+    )
+    role = deployment.roles[0]
+    assert (role.weights_version, role.weights_digest) == (f"side-story:v{version.version}", version.digest)
+    assert process.generate() == process.generate(deployment_id="pirate")
 
 
 @pytest.mark.slow
