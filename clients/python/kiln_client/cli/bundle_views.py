@@ -102,6 +102,7 @@ def import_view(result: ImportResult) -> RenderableType:
             ("digest", result.bundle.digest),
             ("copied", f"{result.copied_blob_count} blobs, {decimal(result.copied_size_bytes)}"),
             ("present", f"{result.present_blob_count} blobs"),
+            *(("warning", warning) for warning in result.warnings),
         )
     )
 

@@ -942,6 +942,7 @@ class ImportResult(_message.Message):
     COPIED_BLOB_COUNT_FIELD_NUMBER: _builtins.int
     COPIED_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PRESENT_BLOB_COUNT_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     copied_blob_count: _builtins.int
     """Blobs copied."""
     copied_size_bytes: _builtins.int
@@ -952,6 +953,10 @@ class ImportResult(_message.Message):
     def bundle(self) -> Global___Bundle:
         """The version."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the move of the alias means for deployments that follow it, as in SetAliasResponse."""
+
     def __init__(
         self,
         *,
@@ -959,10 +964,11 @@ class ImportResult(_message.Message):
         copied_blob_count: _builtins.int = ...,
         copied_size_bytes: _builtins.int = ...,
         present_blob_count: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "copied_blob_count", b"copied_blob_count", "copied_size_bytes", b"copied_size_bytes", "present_blob_count", b"present_blob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "copied_blob_count", b"copied_blob_count", "copied_size_bytes", b"copied_size_bytes", "present_blob_count", b"present_blob_count", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
