@@ -16,6 +16,7 @@ CompilerError
 ├── TagAmbiguous              an alias whose tag another alias has
 ├── AliasNotFound             an alias that does not exist
 ├── AliasChanged              an alias that moved since its etag was read
+├── AliasIncompatible         a version whose weights those who follow the alias cannot take
 ├── BundleInUse               a version that an alias still names
 ├── CompileCancelled          a compile that a client cancelled
 ├── CompilerRestarted         a compile that was interrupted too often, or cannot be resumed
@@ -210,6 +211,23 @@ class AliasChanged(CompilerError):
             alias=alias,
             etag=etag,
             actual=actual,
+        )
+
+
+class AliasIncompatible(CompilerError):
+    """A version with another graph ABI than the one that an alias names: deployments that follow it cannot take it."""
+
+    reason = "ALIAS_INCOMPATIBLE"
+
+    def __init__(self, alias: str, named: tuple[str, str], wanted: tuple[str, str]) -> None:
+        super().__init__(
+            f"{wanted[0]} has graph ABI {wanted[1]}, and {named[0]}, which {alias} named, has {named[1]}: "
+            f"deployments that follow {alias} keep the weights that they have; load {wanted[0]} as a new deployment",
+            alias=alias,
+            named=named[0],
+            named_graph_abi_digest=named[1],
+            wanted=wanted[0],
+            wanted_graph_abi_digest=wanted[1],
         )
 
 

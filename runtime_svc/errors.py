@@ -238,11 +238,18 @@ class ShuttingDown(RuntimeServiceError):
 
 
 class CoresUnavailable(RuntimeServiceError):
-    """Cores that the server does not have, or that another deployment holds."""
+    """Cores that the server does not have, or that another deployment holds.
+
+    Attributes:
+        is_lasting: Whether they would be unavailable without other deployments, too.
+    """
 
     reason = "CORES_UNAVAILABLE"
 
-    def __init__(self, wanted: str, free: Sequence[int], holders: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, wanted: str, free: Sequence[int], holders: Mapping[str, Sequence[int]], *, is_lasting: bool = False
+    ) -> None:
+        self.is_lasting = is_lasting
         available = _join(free) or "none"
         held = "; ".join(f"{holder} holds {_join(cores)}" for holder, cores in holders.items()) or "none is held"
         super().__init__(
@@ -258,11 +265,16 @@ def _join(cores: Sequence[int]) -> str:
 
 
 class MemoryUnavailable(RuntimeServiceError):
-    """A deployment that needs more memory than is free."""
+    """A deployment that needs more memory than is free.
+
+    Attributes:
+        is_lasting: Whether it needs more than there is.
+    """
 
     reason = "MEMORY_UNAVAILABLE"
 
     def __init__(self, needed_bytes: int, free_bytes: int, total_bytes: int, *, where: str = "") -> None:
+        self.is_lasting = needed_bytes > total_bytes
         missing_bytes = needed_bytes - free_bytes
         super().__init__(
             f"{needed_bytes} bytes of memory are needed{' on ' + where if where else ''}; {free_bytes} of {total_bytes}"

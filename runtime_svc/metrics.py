@@ -240,7 +240,14 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             "gauge",
             "1 for a deployment whose alias names weights that are not loaded because their load took the runtime down",
             ("model_name",),
-            lambda: of_deployments(lambda one: [((), float(isinstance(one.follow_error, WeightsQuarantined)))]),
+            lambda: of_deployments(lambda one: [((), float(isinstance(one.followed.error, WeightsQuarantined)))]),
+        ),
+        MetricRow(
+            "kiln:follow_failing",
+            "gauge",
+            "1 for a deployment that cannot take the weights that its alias names",
+            ("model_name",),
+            lambda: of_deployments(lambda one: [((), float(one.followed.error is not None))]),
         ),
         MetricRow(
             "kiln:text_process_restarts",

@@ -59,8 +59,9 @@ CONTROL_SERVICE: Final = "kiln.runtime.v1.RuntimeService"
 SERVICES: Final = ("kiln.runtime.v1.GenerationService", CONTROL_SERVICE)
 #: The API that routers speak to engines of vLLM, if the extra `vllm-engine` is installed.
 ENGINE_SERVICE: Final = "vllm.grpc.engine.VllmEngine"
-#: Health has a name for each deployment: this and its id.
+#: Health has a name for each deployment: this and its id; and another one with this suffix if it follows an alias.
 DEPLOYMENT_PREFIX: Final = "deployment/"
+FOLLOW_SUFFIX: Final = "/follow"
 
 _log = structlog.get_logger("runtime")
 
@@ -148,11 +149,17 @@ class RuntimeServer:
             health.set_serving(name, is_complete)
         if self._engine is not None:
             health.set_serving(ENGINE_SERVICE, self._engine.is_ready())
-        states = {f"{DEPLOYMENT_PREFIX}{one.deployment_id}": one.state for one in deployments}
-        for name, state in states.items():
-            health.set_serving(name, state is DeploymentState.READY)
+        serving: dict[str, bool] = {}
+        for one in deployments:
+            name = f"{DEPLOYMENT_PREFIX}{one.deployment_id}"
+            serving[name] = one.state is DeploymentState.READY
+            if one.followed_alias:
+                # A name of its own, because the old weights serve: routers must not leave them.
+                serving[f"{name}{FOLLOW_SUFFIX}"] = serving[name] and one.followed.is_taken
+        for name, is_serving in serving.items():
+            health.set_serving(name, is_serving)
         for name in health.names:
-            if name.startswith(DEPLOYMENT_PREFIX) and name not in states:
+            if name.startswith(DEPLOYMENT_PREFIX) and name not in serving:
                 health.forget(name)
 
     def _begin_reload(self) -> None:

@@ -90,6 +90,7 @@ def import_event_to_pb(event: ImportProgress | ImportedBundle) -> pb.ImportBundl
         copied_blob_count=event.transfer.copied_blob_count,
         copied_size_bytes=event.transfer.copied_size_bytes,
         present_blob_count=event.transfer.present_blob_count,
+        warnings=event.warnings,
     )
     return pb.ImportBundleResponse(result=result)
 

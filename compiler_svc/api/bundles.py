@@ -72,8 +72,10 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
     async def SetAlias(self, request: pb.SetAliasRequest, context: Any) -> pb.SetAliasResponse:
         """Points an alias at a version."""
         etag = request.etag if request.HasField("etag") else None
-        alias = await self._store.set_alias(request.ref, request.alias, etag)
-        return pb.SetAliasResponse(alias=alias_to_pb(alias))
+        done = await self._store.set_alias(
+            request.ref, request.alias, etag, require_compatible=request.require_compatible
+        )
+        return pb.SetAliasResponse(alias=alias_to_pb(done.alias), warnings=done.warnings)
 
     async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: Any) -> pb.DeleteAliasResponse:
         """Removes an alias."""

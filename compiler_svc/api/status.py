@@ -46,6 +46,7 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.TagAmbiguous: grpc.StatusCode.INVALID_ARGUMENT,
     errors.AliasNotFound: grpc.StatusCode.NOT_FOUND,
     errors.AliasChanged: grpc.StatusCode.ABORTED,
+    errors.AliasIncompatible: grpc.StatusCode.FAILED_PRECONDITION,
     errors.BundleInUse: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CompileCancelled: grpc.StatusCode.CANCELLED,
     errors.CompilerRestarted: grpc.StatusCode.UNAVAILABLE,

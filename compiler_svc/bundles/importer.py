@@ -58,6 +58,8 @@ class ImportedBundle:
 
     named: NamedBundle
     transfer: Transfer
+    #: See `versions.MovedAlias`.
+    warnings: tuple[str, ...]
 
 
 class BundleImporter:
@@ -103,8 +105,8 @@ class BundleImporter:
             finally:
                 await copying.stop()
             record = partial(_set_alias, order)
-            version = await self._store.name_bundle(order.name, digest, record, source=made_from)
-        yield ImportedBundle(NamedBundle(await self._store.open(digest), version), copying.transfer)
+            version, warnings = await self._store.name_bundle(order.name, digest, record, source=made_from)
+        yield ImportedBundle(NamedBundle(await self._store.open(digest), version), copying.transfer, warnings)
 
     def _find_source(self, order: ImportOrder) -> tuple[Layout, str, str | None]:
         """Finds layout and digest of the bundle, and what it was made from if an entry of the index says so."""
@@ -172,9 +174,10 @@ class _Copying:
         self._changed.set()
 
 
-def _set_alias(order: ImportOrder, session: Session, version: Version) -> Version:
+def _set_alias(order: ImportOrder, session: Session, version: Version) -> tuple[Version, tuple[str, ...]]:
     reference = Reference(name=version.name, version=version.version)
-    if order.alias is not None:
-        versions.set_alias(session, reference=reference, alias=order.alias, etag=order.alias_etag)
-        session.flush()
-    return versions.find_version(session, reference)
+    if order.alias is None:
+        return versions.find_version(session, reference), ()
+    moved = versions.set_alias(session, reference=reference, alias=order.alias, etag=order.alias_etag)
+    session.flush()
+    return versions.find_version(session, reference), moved.warnings

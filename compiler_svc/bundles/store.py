@@ -251,7 +251,9 @@ class BundleStore:
         index = await asyncio.to_thread(self.layout.read_index)
         return frozenset(entry.digest for entry in index.manifests)
 
-    async def set_alias(self, text: str, alias: str, etag: str | None) -> Alias:
+    async def set_alias(
+        self, text: str, alias: str, etag: str | None, *, require_compatible: bool = False
+    ) -> versions.MovedAlias:
         """Points an alias at a version; see `versions.set_alias`.
 
         Raises:
@@ -263,7 +265,9 @@ class BundleStore:
             raise RefInvalid(text, "NAME, NAME:vN or NAME@ALIAS")
         if not is_new_alias(alias):
             raise AliasInvalid(alias)
-        work = partial(versions.set_alias, reference=reference, alias=alias, etag=etag)
+        work = partial(
+            versions.set_alias, reference=reference, alias=alias, etag=etag, require_compatible=require_compatible
+        )
         written = await self._database.run(work)
         await self.write_tags()
         return written

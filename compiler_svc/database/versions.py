@@ -16,7 +16,7 @@ from bundle.errors import BundleNotFound
 from bundle.reference import Reference, list_aliases_of_tag
 from bundle.tags import WrittenTag
 from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
-from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse, TagAmbiguous
+from compiler_svc.errors import AliasChanged, AliasIncompatible, AliasNotFound, BundleInUse, TagAmbiguous
 
 #: How many versions and aliases an error lists.
 MAX_LISTED: Final = 8
@@ -51,6 +51,14 @@ class Alias:
     alias: str
     version: int
     etag: str
+
+
+@dataclass(frozen=True)
+class MovedAlias:
+    """An alias as it has been set, and what that means for those who follow it, one sentence each."""
+
+    alias: Alias
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,26 +172,42 @@ def list_named_digests(session: Session) -> frozenset[str]:
     return frozenset(session.scalars(select(VersionRow.digest).distinct()))
 
 
-def set_alias(session: Session, *, reference: Reference, alias: str, etag: str | None) -> Alias:
+def set_alias(
+    session: Session, *, reference: Reference, alias: str, etag: str | None, require_compatible: bool = False
+) -> MovedAlias:
     """Points an alias at a version, creating or moving it.
 
     Args:
         etag: The alias's expected etag; empty if the alias must not exist; None skips the check.
+        require_compatible: Whether to refuse a version with another graph ABI than the alias names. Otherwise a warning
+            says so.
 
     Raises:
         BundleNotFound: The reference names no version.
         TagAmbiguous: An alias of another name has the same tag.
         AliasChanged: The alias has another etag.
+        AliasIncompatible: The graph ABI differs, and `require_compatible` is set.
     """
     version = find_version(session, reference)
     check_alias(session, version.name, alias, etag)
     row = session.get(AliasRow, (version.name, alias))
+    warnings: tuple[str, ...] = ()
     if row is None:
         row = AliasRow(name=version.name, alias=alias, version=version.version, etag=_new_etag())
         session.add(row)
     elif row.version != version.version:
+        named = session.get_one(VersionRow, (row.name, row.version))
+        if named.graph_abi_digest != version.graph_abi_digest:
+            misfit = AliasIncompatible(f"{row.name}@{alias}", _describe_abi(named), _describe_abi(version))
+            if require_compatible:
+                raise misfit
+            warnings = (str(misfit),)
         row.version, row.etag = version.version, _new_etag()
-    return Alias(row.name, row.alias, row.version, row.etag)
+    return MovedAlias(Alias(row.name, row.alias, row.version, row.etag), warnings)
+
+
+def _describe_abi(version: Version | VersionRow) -> tuple[str, str]:
+    return f"{version.name}:v{version.version}", version.graph_abi_digest
 
 
 def list_tags(session: Session) -> list[WrittenTag]:

@@ -49,14 +49,15 @@ class BundleDirectory:
             if _has(folder, MANIFEST_TITLE) and not _has(folder, _MARKER):
                 yield folder
 
-    def find(self, reference: Reference) -> str | None:
+    def find(self, reference: Reference) -> tuple[str, str] | None:
         """Returns the digest that a reference by name has in the first layout, or else in the unpacked bundles.
 
         `Reference.tag` is the tag of a version or an alias. `NAME` alone is the newest version, or else the tag of that
         name.
 
         Returns:
-            The digest; None if nothing has the reference.
+            The digest, and the newest version `NAME:vN` that a tag gives the same bundle, empty without one; None if
+            nothing has the reference.
 
         Raises:
             LayoutInvalid: A layout is broken.
@@ -66,10 +67,11 @@ class BundleDirectory:
             digests = {tag: bundle.digest for bundle in list_bundles(layout) for tag in bundle.tags}
             tag = _find_tag(digests, reference)
             if tag is not None:
-                return digests[tag]
+                same = [one for one, digest in digests.items() if digest == digests[tag]]
+                return digests[tag], _name_version(same, reference)
         folders = {folder.name: folder for folder in self.list_unpacked()}
         name = _find_tag(folders, reference)
-        return None if name is None else digest_unpacked(folders[name])
+        return None if name is None else (digest_unpacked(folders[name]), _name_version([name], reference))
 
     def open(self, digest: str, verifier: BlobVerifier) -> Bundle:
         """Opens the bundle of a digest.
@@ -102,11 +104,21 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _find_tag(tags: Collection[str], reference: Reference) -> str | None:
-    name = str(reference.name)
     if reference.version is not None or reference.alias is not None:
         wanted = reference.tag
     else:
         # Versions first, because the tag may be that of an alias: `tiny-prod` is the alias `prod` of `tiny` too.
-        versions = {int(match[1]): tag for tag in tags if (match := re.fullmatch(f"{re.escape(name)}-v([0-9]+)", tag))}
-        wanted = versions[max(versions)] if versions else name
+        versions = _list_versions(tags, reference)
+        wanted = versions[max(versions)] if versions else str(reference.name)
     return wanted if wanted in tags else None
+
+
+def _name_version(tags: Collection[str], reference: Reference) -> str:
+    versions = _list_versions(tags, reference)
+    return f"{reference.name}:v{max(versions)}" if versions else ""
+
+
+def _list_versions(tags: Collection[str], reference: Reference) -> dict[int, str]:
+    """Maps the numbers of the versions of a name to their tags."""
+    pattern = re.compile(f"{re.escape(str(reference.name))}-v([0-9]+)")
+    return {int(match[1]): tag for tag in tags if (match := pattern.fullmatch(tag))}

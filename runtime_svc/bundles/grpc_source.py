@@ -50,6 +50,7 @@ class GrpcBundleSource:
             digest=pb.digest,
             manifest=parse_manifest(pb.manifest_json, digest=pb.digest),
             blobs=tuple(_descriptor_from_pb(blob) for blob in pb.blobs),
+            version=f"{pb.name}:v{pb.version}" if pb.version else "",
         )
 
     async def read_blob(self, digest: str) -> AsyncIterator[bytes]:

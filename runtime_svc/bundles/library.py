@@ -12,7 +12,7 @@ from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
 from bundle.reader import Bundle, open_bundle
-from bundle.reference import Reference, parse_reference
+from bundle.reference import parse_reference
 from bundle.verification import BlobVerifier
 from bundle.writer import register_bundle
 from runtime_svc.bundles.directory import BundleDirectory
@@ -61,9 +61,9 @@ class BundleLibrary:
             LayoutInvalid: A layout is broken.
             BundleNotFound, BundleSourceUnavailable, ManifestInvalid, AbiUnsupported: See `BundleSource.resolve`.
         """
-        local = await asyncio.to_thread(self._resolve_local, parse_reference(ref))
+        local = await asyncio.to_thread(self._resolve_local, ref)
         if local is not None:
-            return ResolvedBundle(ref, local.digest, local.manifest, local.blobs)
+            return local
         if self._source is None:
             raise BundleNotFound(ref, "no directory of bundles has it, and the runtime has no compiler to ask")
         return await self._source.resolve(ref)
@@ -116,11 +116,14 @@ class BundleLibrary:
         for blob in {blob.digest: blob for blob in bundle.blobs}.values():
             bundle.layout.secure(blob)
 
-    def _resolve_local(self, reference: Reference) -> Bundle | None:
-        digest = reference.digest
+    def _resolve_local(self, ref: str) -> ResolvedBundle | None:
+        reference = parse_reference(ref)
+        digest, version = reference.digest, ""
         if digest is None:
-            digest = next(filter(None, (directory.find(reference) for directory in self._directories)), None)
-        return None if digest is None else self._open_local(digest)
+            found = (directory.find(reference) for directory in self._directories)
+            digest, version = next(filter(None, found), (None, ""))
+        bundle = None if digest is None else self._open_local(digest)
+        return None if bundle is None else ResolvedBundle(ref, bundle.digest, bundle.manifest, bundle.blobs, version)
 
     def _open_local(self, digest: str) -> Bundle | None:
         for directory in self._directories:

@@ -19,12 +19,14 @@ class ResolvedBundle:
         digest: Digest of the bundle.
         manifest: The manifest as the source describes it, for early refusals; not verified against the digest.
         blobs: Every blob of the bundle, the manifests included.
+        version: The version that the reference names, `NAME:vN`; empty if the source knows none.
     """
 
     ref: str
     digest: str
     manifest: Manifest
     blobs: tuple[BlobDescriptor, ...]
+    version: str = ""
 
 
 class BundleSource(Protocol):

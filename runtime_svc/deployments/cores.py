@@ -109,7 +109,9 @@ class CorePool:
             need = f"the bundle needs {num_ranks} cores{following}"
             if wanted:
                 need = f"cores {', '.join(map(str, wanted))} are wanted"
-            raise CoresUnavailable(need, self.free, self.held)
+            working = set(range(self.num_cores)) - self._broken
+            is_lasting = num_ranks > len(working) or not set(wanted) <= working
+            raise CoresUnavailable(need, self.free, self.held, is_lasting=is_lasting)
         self._holders.update(dict.fromkeys(cores, holder))
         return cores
 

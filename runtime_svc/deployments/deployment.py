@@ -28,6 +28,7 @@ from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
 from runtime_svc.deployments.core_memory import CoreMemory
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
+from runtime_svc.deployments.followed import FollowedVersion
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
@@ -94,6 +95,8 @@ class Deployment:
         self.created_at_s = time.time()
         #: Digest of the bundle whose executables run; None until the reference is resolved.
         self.digest: str | None = None
+        #: The version, `NAME:vN`, as which it was found first; empty if its source told none.
+        self.version = ""
         #: The bundle; None until the reference is resolved.
         self.bundle: ResolvedBundle | None = None
         #: The weights in use, or to use once the deployment is loaded; None while weights are awaited.
@@ -111,14 +114,13 @@ class Deployment:
         self.core_memory: CoreMemory | None = None
         #: The last error of a load that retries; None once the load has ended.
         self.last_error: KilnError | None = None
-        #: Why the newest weights of the followed alias do not serve, None if they do, and their digest, if it is known.
-        self.follow_error: KilnError | None = None
-        self.follow_digest = ""
+        #: What the followed alias named when it was looked up last.
+        self.followed = FollowedVersion()
         self.progress = ProgressFeed()
         #: A weight load holds it.
         self.weights_lock = asyncio.Lock()
         self.is_unloading = False
-        #: The deployment calls it after its state has changed.
+        #: Called after its state, or what it follows, has changed.
         self.on_state_changed: Callable[[], None] = lambda: None
         #: Whether it has given back its cores and memory.
         self.is_gone = False
@@ -133,6 +135,7 @@ class Deployment:
         deployment = cls(record.spec, record.origin, defaults)
         deployment.created_at_s = record.created_at_s
         deployment.digest = record.digest
+        deployment.version = record.version
         deployment.weights = record.weights
         deployment.preferred_cores = record.cores
         deployment._recorded_epoch = record.weight_epoch
@@ -146,6 +149,7 @@ class Deployment:
             spec=self.spec,
             origin=self.origin,
             digest=self.digest,
+            version=self.version,
             cores=self.cores or self.preferred_cores,
             weights=self.weights,
             weight_epoch=self.weight_epoch,
@@ -166,12 +170,6 @@ class Deployment:
     def followed_alias(self) -> str:
         """The alias that the weights follow; empty if they follow none."""
         return self.spec.ref if self.spec.follow_alias else ""
-
-    @property
-    def follow_message(self) -> str:
-        """Why the newest weights of the followed alias do not serve; empty if they do."""
-        which = f"{self.follow_digest} does not serve: " if self.follow_digest else ""
-        return "" if self.follow_error is None else f"{which}{self.follow_error}"
 
     @property
     def state(self) -> DeploymentState:
@@ -232,8 +230,9 @@ class Deployment:
         """Pins the deployment to its resolved bundle, and takes the bundle's weights unless it has used others."""
         self.bundle = bundle
         self.digest = bundle.digest
+        self.version = self.version or bundle.version
         if not self._recorded_epoch and self.weights is None and bundle.manifest.has_weights:
-            self.weights = WeightsRecord(ref=self.spec.ref, digest=bundle.digest)
+            self.weights = WeightsRecord(ref=self.spec.ref, digest=bundle.digest, version=self.version)
             self._recorded_epoch = 1
 
     def succeed(self, serving: Serving) -> None:

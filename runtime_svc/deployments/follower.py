@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
 import structlog
 
 from bundle.backoff import backoff_delays
@@ -17,6 +18,7 @@ from edge.supervision import report_failure
 from execution.errors import ExecutableInvalid, WeightsInvalid
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.followed import FollowedVersion
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.deployments.weights import WeightsLoad
@@ -48,6 +50,8 @@ class _Pursuit:
     #: When to try again, in seconds of the event loop's clock; None after a final error.
     due_s: float | None = 0.0
     task: asyncio.Task[None] | None = field(default=None)
+    #: Why the last try failed; None before the first.
+    error: KilnError | None = None
 
 
 class AliasFollower:
@@ -85,7 +89,7 @@ class AliasFollower:
                 resolved = await self._deployments.library.resolve(ref)
         except KilnError as error:
             for deployment in followers:
-                deployment.follow_error, deployment.follow_digest = error, ""
+                _note(deployment, FollowedVersion(error=error))
             return
         for deployment in followers:
             self._consider(deployment, resolved)
@@ -94,18 +98,25 @@ class AliasFollower:
         pursuit = self._pursuits.get(deployment)
         if pursuit is not None and pursuit.task is not None:
             return
-        if deployment.weights is not None and deployment.weights.digest == resolved.digest:
+        followed = FollowedVersion(resolved.version, resolved.digest)
+        weights = deployment.weights
+        if weights is not None and weights.digest == resolved.digest:
             self._pursuits.pop(deployment, None)
-            deployment.follow_error = None
+            # Another version may have the same bundle; records of earlier releases have none.
+            deployment.weights = msgspec.structs.replace(weights, version=resolved.version or weights.version)
+            _note(deployment, replace(followed, serves=True))
             return
         try:
             self._deployments.quarantine.check(deployment.spec, resolved.digest)
         except WeightsQuarantined as error:
-            deployment.follow_error, deployment.follow_digest = error, resolved.digest
+            _note(deployment, replace(followed, error=error))
             return
         if pursuit is None or pursuit.digest != resolved.digest:
             pursuit = _Pursuit(resolved.digest, backoff_delays(self._interval_s, MAX_RETRY_S))
             self._pursuits[deployment] = pursuit
+        if pursuit.error is not None or deployment.followed.error is None:
+            _note(deployment, replace(followed, error=pursuit.error))
+        # Otherwise the first try of this version is to show whether what was wrong before has passed.
         now_s = asyncio.get_running_loop().time()
         if pursuit.due_s is not None and pursuit.due_s <= now_s:
             pursuit.task = asyncio.create_task(self._pursue(deployment, pursuit, resolved))
@@ -115,20 +126,31 @@ class AliasFollower:
         async def find() -> ResolvedBundle:
             return resolved
 
-        name = deployment.deployment_id
         load = WeightsLoad(find, ProgressFeed(), InFlightPolicy.WAIT, keep_kv=False)
         try:
             with naming_shortages():
                 async with self._deployments.quarantine.recording(deployment.spec, resolved.digest):
-                    receipt = await self._deployments.load_weights(deployment, load)
+                    await self._deployments.load_weights(deployment, load)
         except KilnError as error:
-            deployment.follow_error, deployment.follow_digest = error, resolved.digest
-            is_final = isinstance(error, FINAL_ERRORS)
-            _log.warning("alias not followed", deployment_id=name, is_final=is_final, error=str(error))
+            pursuit.error = error
             now_s = asyncio.get_running_loop().time()
-            pursuit.due_s = None if is_final else now_s + next(pursuit.delays_s)
+            pursuit.due_s = None if isinstance(error, FINAL_ERRORS) else now_s + next(pursuit.delays_s)
+            _note(deployment, FollowedVersion(resolved.version, resolved.digest, error=error))
         else:
-            deployment.follow_error = None
-            _log.info("alias followed", deployment_id=name, digest=resolved.digest, weight_epoch=receipt.weight_epoch)
+            _note(deployment, FollowedVersion(resolved.version, resolved.digest, serves=True))
         finally:
             pursuit.task = None
+
+
+def _note(deployment: Deployment, followed: FollowedVersion) -> None:
+    """Tells a deployment what its alias names; the log has each change of what serves and of what fails once."""
+    before = deployment.followed
+    deployment.followed = followed
+    deployment.on_state_changed()
+    told = {"deployment_id": deployment.deployment_id, "alias": deployment.followed_alias, "digest": followed.digest}
+    if followed.error is not None and followed.cause != before.cause:
+        is_final = isinstance(followed.error, FINAL_ERRORS)
+        reason, error = followed.error.reason, str(followed.error)
+        _log.warning("alias not followed", **told, is_final=is_final, reason=reason, error=error)
+    elif followed.serves and not before.serves:
+        _log.info("alias followed", **told, weight_epoch=deployment.weight_epoch)

@@ -20,12 +20,13 @@ from typing import Final
 import msgspec
 import structlog
 
-from bundle.errors import KilnError, ResourcesShort
+from bundle.errors import KilnError
 from bundle.shortage import lasting_delays, outlast_shortages
 from edge.supervision import begin_task
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.records import LoadRecord, RecordStore
-from runtime_svc.errors import BundleSourceUnavailable, DeploymentNotReady, LoadInProgress, MemoryUnavailable
+from runtime_svc.deployments.retries import RETRIED
+from runtime_svc.errors import DeploymentNotReady, LoadInProgress
 from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
 
 #: Deaths of the process after which a load is quarantined.
@@ -34,14 +35,7 @@ MAX_DEATHS: Final = 2
 MAX_WAIT_S: Final = 1.0
 
 #: Attempts that end so prove nothing: they are repeated, and some have not opened anything.
-_INCONCLUSIVE: Final = (
-    asyncio.CancelledError,
-    BundleSourceUnavailable,
-    DeploymentNotReady,
-    LoadInProgress,
-    MemoryUnavailable,
-    ResourcesShort,
-)
+_INCONCLUSIVE: Final = (asyncio.CancelledError, DeploymentNotReady, LoadInProgress, *RETRIED)
 
 _log = structlog.get_logger("deployments")
 

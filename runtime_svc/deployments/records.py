@@ -37,10 +37,11 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WI
 
 
 class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights in use: the reference of the bundle that they come from, and its digest."""
+    """The weights in use: the reference of the bundle that they come from, its digest, and its version if known."""
 
     ref: str
     digest: str
+    version: str = ""
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     #: Digest of the bundle whose executables run.
     digest: str
+    #: The version as which it was found; empty if its source told none, and from earlier releases.
+    version: str = ""
     #: Cores that its ranks were placed on.
     cores: tuple[int, ...]
     #: None while weights are awaited.

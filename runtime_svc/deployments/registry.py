@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import structlog
 
 from bundle.backoff import backoff_delays
-from bundle.errors import BundleNotFound, KilnError, ResourcesShort
+from bundle.errors import BundleNotFound, KilnError
 from bundle.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from edge.supervision import begin_task, report_failure
-from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
-from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.loader import Loader
@@ -25,12 +24,21 @@ from runtime_svc.deployments.names import check_spec
 from runtime_svc.deployments.quarantine import LoadQuarantine
 from runtime_svc.deployments.records import DeploymentRecord, RecordStore
 from runtime_svc.deployments.resources import Resources, check_bundle
+from runtime_svc.deployments.retries import (
+    FIRST_RETRY_S,
+    MAX_LOST_RETRY_S,
+    MAX_RETRY_S,
+    NO_ROOM,
+    PROCESS_LOST,
+    RETRIED,
+    may_pass,
+)
 from runtime_svc.deployments.weights import WeightsLoad, load_weights
 from runtime_svc.engine.operations import InFlightPolicy, WeightsReceipt
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.engine.requests import aborted
 from runtime_svc.errors import (
-    BundleSourceUnavailable,
+    CoresUnavailable,
     DeploymentExists,
     DeploymentNotFound,
     DeploymentNotReady,
@@ -42,20 +50,8 @@ from runtime_svc.quarantine_errors import LoadQuarantined
 
 _log = structlog.get_logger("deployments")
 
-#: What keeps a declared or recorded deployment waiting for its load: what others can put right.
-_RETRIED: Final = (
-    BundleSourceUnavailable,
-    BundleSourceRefused,
-    CompilerTokenInvalid,
-    BundleNotFound,
-    ResourcesShort,
-)
-
 # When the runtime shuts down, its streams get this long to deliver their terminal events.
 FAREWELL_S: Final = 0.5
-
-FIRST_RETRY_S: Final = 0.5
-MAX_RETRY_S: Final = 30.0
 
 
 class Deployments:
@@ -162,34 +158,18 @@ class Deployments:
     def restore(self, record: DeploymentRecord) -> Deployment:
         """Begins to load a recorded deployment, from the same bundle and on the same cores if they are free.
 
-        While the bundle service does not answer, the load retries. A load that is quarantined fails.
+        The load is repeated as `retries` says. A load that is quarantined fails.
         """
         deployment = Deployment.from_record(record, self._loader.defaults)
-        self._add(deployment)
-        try:
-            self.quarantine.check(record.spec)
+        # Before others load. If too few are free, the load waits for them.
+        with suppress(CoresUnavailable):
             self.resources.prefer_cores(deployment)
-        except KilnError as error:
-            deployment.fail(error)
-        else:
-            self._begin(deployment)
-        return deployment
+        return self._add_and_begin(deployment)
 
     def declare(self, spec: DeploymentSpec) -> Deployment:
-        """Begins to load a deployment of the deployments file; retries until its bundle is found.
-
-        A load that is quarantined fails.
-        """
+        """Begins to load a deployment of the deployments file, as `restore` does one of a record."""
         assert spec.deployment_id not in self._deployments
-        deployment = Deployment(spec, Origin.FILE, self._loader.defaults)
-        self._add(deployment)
-        try:
-            self.quarantine.check(spec)
-        except LoadQuarantined as error:
-            deployment.fail(error)
-        else:
-            self._begin(deployment)
-        return deployment
+        return self._add_and_begin(Deployment(spec, Origin.FILE, self._loader.defaults))
 
     async def unload(self, deployment_id: str, policy: InFlightPolicy) -> int:
         """Ends a deployment and forgets its record; its cores are free when this returns.
@@ -251,6 +231,16 @@ class Deployments:
                 self._begin_unload(deployment, InFlightPolicy.ABORT, is_final=False)
         await asyncio.gather(*self._unloads.values(), *self._saves, return_exceptions=True)
 
+    def _add_and_begin(self, deployment: Deployment) -> Deployment:
+        self._add(deployment)
+        try:
+            self.quarantine.check(deployment.spec)
+        except LoadQuarantined as error:
+            self._fail(deployment, error)
+        else:
+            self._begin(deployment)
+        return deployment
+
     def _add(self, deployment: Deployment) -> None:
         self._deployments[deployment.deployment_id] = deployment
         deployment.on_state_changed = self._tell_states
@@ -285,18 +275,22 @@ class Deployments:
             del self._loads[deployment.deployment_id]
 
     async def _load_with_retries(self, deployment: Deployment) -> None:
-        """Loads a declared or recorded deployment; retries while its bundle cannot be found or the host is short."""
-        delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
+        """Loads a declared or recorded deployment, as often as it takes if what ends a load may pass."""
+        delays_s, lost_delays_s = (backoff_delays(FIRST_RETRY_S, max_s) for max_s in (MAX_RETRY_S, MAX_LOST_RETRY_S))
         while deployment.engine is None:
             try:
                 with naming_shortages():
                     await self._attempt(deployment)
-            except _RETRIED as error:
+            except RETRIED as error:
                 # A pinned bundle that the service no longer has does not come back.
-                if isinstance(error, BundleNotFound) and deployment.digest is not None:
+                if not may_pass(error) or (isinstance(error, BundleNotFound) and deployment.digest is not None):
                     raise
+                if isinstance(error, NO_ROOM):
+                    # Two that wait for room must not keep each other waiting. The next try reserves it anew.
+                    self.resources.release(deployment)
+                    deployment.bundle = None
                 _delay(deployment, error)
-                await asyncio.sleep(next(delays_s))
+                await asyncio.sleep(next(lost_delays_s if isinstance(error, PROCESS_LOST) else delays_s))
 
     async def _attempt(self, deployment: Deployment) -> None:
         """Loads a deployment once, from where an attempt before it came."""
@@ -313,7 +307,7 @@ class Deployments:
         weights = bundle
         if deployment.weights is not None and deployment.weights.digest != bundle.digest:
             weights = await self.library.resolve(deployment.weights.digest)
-        deployment.find(ResolvedBundle(deployment.spec.ref, bundle.digest, bundle.manifest, bundle.blobs))
+        deployment.find(replace(bundle, ref=deployment.spec.ref))
         self.resources.reserve(deployment, weights.manifest)
 
     def _save(self, deployment: Deployment) -> asyncio.Task[None]:

@@ -50,7 +50,7 @@ class Resources:
         """Reserves the cores and memory of a deployment, whose bundle is resolved.
 
         Args:
-            deployment: Keeps its cores if it holds any.
+            deployment: Keeps its cores if it holds any, and gets those that it had before if they are free.
             weights: Manifest of the bundle whose weights it uses.
 
         Raises:
@@ -67,7 +67,9 @@ class Resources:
         needs = self._find_state_need(manifest), self.find_weights_need(weights)
         had_cores = bool(deployment.cores)
         if not had_cores:
-            deployment.cores = self.cores.reserve(deployment.deployment_id, manifest.tp_degree, deployment.spec.cores)
+            preferred = deployment.preferred_cores
+            wanted = () if preferred else deployment.spec.cores
+            deployment.cores = self.cores.reserve(deployment.deployment_id, manifest.tp_degree, wanted, preferred)
         elif len(deployment.cores) != manifest.tp_degree:
             raise CoresUnavailable(f"the bundle needs {manifest.tp_degree} cores", deployment.cores, self.cores.held)
         try:

@@ -105,7 +105,7 @@ async def _stage_and_swap(
     assert isinstance(launcher, GroupLauncher)
 
     def swapped() -> None:
-        deployment.weights = WeightsRecord(ref=resolved.ref, digest=resolved.digest)
+        deployment.weights = WeightsRecord(ref=resolved.ref, digest=resolved.digest, version=resolved.version)
         on_swapped()
 
     return await engine.swap_weights(

@@ -150,7 +150,10 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         kv_bytes=0 if engine is None else engine.state_bytes,
         threads_per_core=deployment.threads_per_core,
         followed_alias=deployment.followed_alias,
-        follow_message=deployment.follow_message,
+        follow_message=deployment.followed.message,
+        followed_version=deployment.followed.version,
+        followed_digest=deployment.followed.digest,
+        degraded=deployment.followed.error is not None,
         target_inter_token_latency=None if target_s is None else duration_to_pb(target_s),
     )
 
@@ -162,6 +165,9 @@ def deployment_info_to_pb(deployment: Deployment) -> pb.DeploymentInfo:
         state=_STATES[deployment.state],
         capabilities=_capabilities_to_pb(deployment.capabilities),
         chunk_tokens=0 if deployment.engine is None else deployment.engine.scheduler.chunk_tokens,
+        weights_version="" if deployment.weights is None else deployment.weights.version,
+        weights_digest="" if deployment.weights is None else deployment.weights.digest,
+        degraded=deployment.followed.error is not None,
     )
 
 
@@ -227,8 +233,10 @@ def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:
         role=pb.ROLE_TARGET,
         bundle_ref=deployment.spec.ref,
         bundle_digest=deployment.digest or "",
+        bundle_version=deployment.version,
         weights_ref="" if weights is None else weights.ref,
         weights_digest="" if weights is None else weights.digest,
+        weights_version="" if weights is None else weights.version,
         weight_epoch=deployment.weight_epoch,
         graph_abi_digest="" if bundle is None else bundle.manifest.graph_abi_digest,
     )

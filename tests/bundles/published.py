@@ -94,6 +94,8 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.names: dict[str, str] = {}
+        #: Name and number of the versions of bundles, by digest; others have none.
+        self.versions: dict[str, tuple[str, int]] = {}
         self.blobs_read: list[str] = []
         self.flipped: set[str] = set()
         self.extra_bytes = 0
@@ -119,8 +121,11 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
             )
             for blob in bundle.blobs
         ]
+        name, version = self.versions.get(digest, ("", 0))
         return bundle_pb2.GetBundleResponse(
-            bundle=bundle_pb2.Bundle(digest=digest, manifest_json=bundle.manifest_json, blobs=blobs)
+            bundle=bundle_pb2.Bundle(
+                name=name, version=version, digest=digest, manifest_json=bundle.manifest_json, blobs=blobs
+            )
         )
 
     async def ReadBlob(self, request: Any, context: Any) -> AsyncIterator[bundle_pb2.ReadBlobResponse]:  # noqa: N802

@@ -35,6 +35,9 @@ FILES = (
 )
 DIGESTS = {title: sha256_bytes(data) for title, _, data in FILES}
 
+#: A version of the sample bundle whose graph ABI differs from that of the others.
+OTHER_GRAPHS = "other graphs"
+
 Contents = Literal["full", "executables", "weights"]
 
 
@@ -66,7 +69,7 @@ def sample_manifest(*, version: str = "1", contents: Contents = "full") -> Manif
             files=(TokenizerFile(title="tokenizer.json", blob=DIGESTS["tokenizer.json"]),),
             chat_template=None,
         ),
-        graph_abi_digest=sha256_bytes(b"graph abi"),
+        graph_abi_digest=sha256_bytes(b"other abi" if version == OTHER_GRAPHS else b"graph abi"),
     )
     return msgspec.structs.replace(manifest, executables=()) if contents == "weights" else manifest
 

@@ -15,7 +15,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.repository import ROOT
 from tests.servers.stack import Stack
-from tests.system.conftest import TINY
+from tests.system.conftest import CONFIG, TINY
 from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, State, reason_of, run_runtime, wait_until
 
 PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
@@ -64,8 +64,12 @@ def test_deployments_side_by_side_outlive_the_runtime(process: RuntimeProcess, s
         assert process.generate(deployment_id=old.id) == tokens[old.id]
     process.kill()
     process.start("--cores=1")
-    states = {one: process.wait_for("READY", "FAILED", deployment_id=one).state for one in tokens}
-    assert sorted(states.values()) == [State.STATE_READY, State.STATE_FAILED]
+    wait_until(lambda: any("free cores: none" in process.get(one).message for one in tokens))
+    waiting, serving = sorted(tokens, key=lambda one: not process.get(one).message)
+    assert process.get(waiting).state == State.STATE_LOADING
+    process.wait_for("READY", deployment_id=serving)
+    process.unload(serving)
+    process.wait_for("READY", deployment_id=waiting)
 
 
 @pytest.mark.slow
@@ -113,6 +117,22 @@ def test_weights_follow_a_real_alias(
     with pytest.raises(grpc.RpcError) as caught:
         process.load_weights(pirate)
     assert reason_of(caught.value) == "ALIAS_FOLLOWED"
+    # A version with other graphs: who moves the alias is refused, or told; the old weights serve, and all can see it.
+    misfit = stack.provide("side-story", TINY, CONFIG)
+    newest = bundles.GetBundle(bundle.GetBundleRequest(ref="side-story")).bundle.version
+    refused = stack.kiln("bundles", "alias", "side-story", "live", "--require-compatible", check=False)
+    assert (refused.exit_code, refused.last["error"]["reason"]) == (1, "ALIAS_INCOMPATIBLE")
+    moved = stack.kiln("bundles", "alias", "side-story", "live").last
+    assert "deployments that follow side-story@live keep the weights that they have" in moved["warnings"][0]
+    wait_until(lambda: process.get().degraded)
+    deployment = process.get()
+    assert (deployment.state, deployment.followed_digest) == (State.STATE_READY, misfit)
+    assert deployment.follow_message.startswith(
+        f"side-story:v{newest} ({misfit}) does not serve: the weights fit graph"
+    )
+    role = deployment.roles[0]
+    assert (role.weights_version, role.weights_digest) == (f"side-story:v{version.version}", version.digest)
+    assert process.generate() == process.generate(deployment_id="pirate")
 
 
 @pytest.mark.slow

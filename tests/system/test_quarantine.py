@@ -113,3 +113,24 @@ def test_weights_of_an_alias_that_take_the_runtime_down_are_quarantined_and_the_
         wait_until(lambda: process.get("a").roles[0].weight_epoch == 2)
         assert process.get("a").follow_message == ""
         assert tokens_of(list(process.generation.Generate(request))) != old
+
+
+@pytest.mark.slow
+def test_a_declared_load_whose_rank_is_killed_is_tried_again(process: RuntimeProcess, tmp_path: Path) -> None:
+    process.start()
+    killed: set[int] = set()
+    for _ in range(3):
+        wait_until(lambda: {rank.pid for rank in process.ranks()} - killed)
+        victim = next(rank for rank in process.ranks() if rank.pid not in killed)
+        victim.suspend()
+        killed.add(victim.pid)
+        # One of the two cannot end its load without this rank.
+        assert State.STATE_LOADING in {process.get(one).state for one in "ab"}
+        victim.kill()
+        wait_until(lambda: any("rank 0 died: SIGKILL" in process.get(one).message for one in "ab"))
+    for one in "ab":
+        assert process.wait_for("READY", deployment_id=one).message == ""
+    request = token_request("a", [3, 9, 4], 4, temperature=0.0)
+    assert len(tokens_of(list(process.generation.Generate(request)))) == 4
+    assert health_of(process, "") == "SERVING"
+    wait_until(lambda: loads_under_way(tmp_path) == set())

@@ -79,10 +79,19 @@ class AsyncBundles(ServiceClient):
             raise StreamIncomplete(f"{size_bytes} bytes that are not those of {blob.digest}")
         return blob
 
-    async def set_alias(self, ref: str, alias: str, *, etag: str | None = None) -> pb.Alias:
-        """Points an alias at a version. If `etag` is given, fails if the alias has changed since."""
-        request = pb.SetAliasRequest(ref=ref, alias=alias, etag=etag)
-        return (await self._ask(self._stub.SetAlias, request, self.timeouts.read_s)).alias
+    async def set_alias(
+        self, ref: str, alias: str, *, etag: str | None = None, require_compatible: bool = False
+    ) -> pb.SetAliasResponse:
+        """Points an alias at a version; `warnings` of the answer say if those who follow the alias cannot take it.
+
+        Args:
+            ref: Reference of the version.
+            alias: What stands behind '@'.
+            etag: Fail if the alias has changed since it had this etag.
+            require_compatible: Fail if the version has another graph ABI than the one that the alias names.
+        """
+        request = pb.SetAliasRequest(ref=ref, alias=alias, etag=etag, require_compatible=require_compatible)
+        return await self._ask(self._stub.SetAlias, request, self.timeouts.read_s)
 
     async def delete_alias(self, name: str, alias: str, *, etag: str | None = None) -> None:
         """Removes an alias. Its version stays."""

@@ -14,6 +14,7 @@ import {
   type ImportResult,
   type Lease,
   type ReadBlobResponse,
+  type SetAliasResponse,
 } from "./gen/kiln/bundle/v1/bundle_pb.js";
 import { ServiceClient } from "./serviceClient.js";
 import type { EventStream } from "./streams.js";
@@ -22,6 +23,12 @@ import type { EventStream } from "./streams.js";
 export interface AliasOptions extends CallOptions {
   /** Etag that the alias must still have. Left out, nothing is checked. */
   readonly etag?: string;
+}
+
+/** How to point an alias at a version. */
+export interface SetAliasOptions extends AliasOptions {
+  /** Fail if the version has another graph ABI than the one that the alias names. */
+  readonly requireCompatible?: boolean;
 }
 
 /** How to import a bundle. */
@@ -76,11 +83,13 @@ export class Bundles extends ServiceClient {
     return this.stream(BundleService.method.readBlob, { digest, offsetBytes }, this.timeouts.loadMs, options);
   }
 
-  /** Points an alias at a version; with `etag`, only if the alias has not changed since. */
-  async setAlias(ref: string, alias: string, options: AliasOptions = {}): Promise<Alias> {
-    const request = { ref, alias, etag: options.etag };
-    const response = await this.ask(BundleService.method.setAlias, request, this.timeouts.readMs, options);
-    return present(response.alias, "alias");
+  /**
+   * Points an alias at a version; with `etag`, only if the alias has not changed since. `warnings` of the answer say if those
+   * who follow the alias cannot take the version; with `requireCompatible` the call fails then.
+   */
+  async setAlias(ref: string, alias: string, options: SetAliasOptions = {}): Promise<SetAliasResponse> {
+    const request = { ref, alias, etag: options.etag, requireCompatible: options.requireCompatible };
+    return this.ask(BundleService.method.setAlias, request, this.timeouts.readMs, options);
   }
 
   /** Removes an alias; the version stays. */

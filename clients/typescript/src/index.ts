@@ -5,7 +5,7 @@
  * is a `Completion`. Failures are `KilnError`.
  */
 
-export type { AliasOptions, ImportOptions } from "./bundles.js";
+export type { AliasOptions, ImportOptions, SetAliasOptions } from "./bundles.js";
 export { Bundles } from "./bundles.js";
 export type { CallOptions } from "./calls.js";
 export type { RunOptions, ShardOptions, WaitOptions } from "./compiler.js";

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from sqlalchemy.orm import Session
 
@@ -6,17 +8,17 @@ from bundle.reference import parse_reference
 from compiler_svc.database import versions
 from compiler_svc.database.engine import Database
 from compiler_svc.database.versions import Version
-from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
+from compiler_svc.errors import AliasChanged, AliasIncompatible, AliasNotFound, BundleInUse
 
 
 def digest(letter: str) -> str:
     return "sha256:" + letter * 64
 
 
-def add(database: Database, name: str, letter: str) -> Version:
+def add(database: Database, name: str, letter: str, graph_abi: str = "f") -> Version:
     def work(session: Session) -> Version:
         return versions.add_version(
-            session, name=name, digest=digest(letter), size_bytes=10, graph_abi_digest=digest("f")
+            session, name=name, digest=digest(letter), size_bytes=10, graph_abi_digest=digest(graph_abi)
         )
 
     return database.run_and_wait(work)
@@ -30,10 +32,15 @@ def delete(database: Database, text: str) -> Version:
     return database.run_and_wait(lambda session: versions.delete_version(session, parse_reference(text)))
 
 
-def set_alias(database: Database, text: str, alias: str, etag: str | None = None) -> versions.Alias:
+def move_alias(database: Database, text: str, alias: str, **options: Any) -> versions.MovedAlias:
+    reference, options = parse_reference(text), {"etag": None, **options}
     return database.run_and_wait(
-        lambda session: versions.set_alias(session, reference=parse_reference(text), alias=alias, etag=etag)
+        lambda session: versions.set_alias(session, reference=reference, alias=alias, **options)
     )
+
+
+def set_alias(database: Database, text: str, alias: str, etag: str | None = None) -> versions.Alias:
+    return move_alias(database, text, alias, etag=etag).alias
 
 
 def test_versions_count_up_per_name(database: Database) -> None:
@@ -165,3 +172,23 @@ def test_an_alias_is_checked_without_being_set(database: Database) -> None:
     for alias, bad in (("prod", ""), ("prod", "stale"), ("other", "stale")):
         with pytest.raises(AliasChanged):
             database.run_and_wait(lambda session, a=alias, e=bad: versions.check_alias(session, "a", a, e))
+
+
+def test_an_alias_that_moves_to_another_graph_abi_is_told_of_or_refused(database: Database) -> None:
+    for letter, graph_abi in ("1f", "2f", "3e"):
+        add(database, "a", letter, graph_abi)
+    assert move_alias(database, "a:v1", "prod", require_compatible=True).warnings == ()
+    assert move_alias(database, "a:v2", "prod", require_compatible=True).warnings == ()
+    with pytest.raises(AliasIncompatible) as caught:
+        move_alias(database, "a:v3", "prod", require_compatible=True)
+    assert caught.value.metadata == {
+        "alias": "a@prod",
+        "named": "a:v2",
+        "named_graph_abi_digest": digest("f"),
+        "wanted": "a:v3",
+        "wanted_graph_abi_digest": digest("e"),
+    }
+    assert find(database, "a@prod").version == 2
+    moved = move_alias(database, "a:v3", "prod")
+    assert (moved.alias.version, moved.warnings) == (3, (str(caught.value),))
+    assert move_alias(database, "a:v3", "prod", require_compatible=True).warnings == (), "it is there already"

@@ -144,9 +144,9 @@ BUNDLE_CASES = [
         bundle_pb2.SetAliasResponse(alias=bundle_pb2.Alias(name="tiny", alias="prod", version=2, etag="b")),
         "set_alias",
         ("tiny:v2", "prod"),
-        bundle_pb2.SetAliasRequest(ref="tiny:v2", alias="prod", etag="a"),
-        bundle_pb2.Alias(name="tiny", alias="prod", version=2, etag="b"),
-        {"etag": "a"},
+        bundle_pb2.SetAliasRequest(ref="tiny:v2", alias="prod", etag="a", require_compatible=True),
+        bundle_pb2.SetAliasResponse(alias=bundle_pb2.Alias(name="tiny", alias="prod", version=2, etag="b")),
+        {"etag": "a", "require_compatible": True},
     ),
     Case(
         "DeleteAlias",

@@ -13,7 +13,7 @@ from bundle.layout import Layout
 from bundle.reader import open_bundle
 from bundle.referrers import add_referrer, list_referrers
 from bundle.verification import BlobVerifier
-from tests.bundles.samples import DIGESTS, publish_sample
+from tests.bundles.samples import DIGESTS, OTHER_GRAPHS, publish_sample
 from tests.hang_guard import HANG_S
 from tests.servers.running_compiler import Client, Refusal, refusal, serve_compiler
 
@@ -93,6 +93,13 @@ async def test_the_alias_is_checked_before_anything_moves(client: Client, source
     digest = publish_sample(source, version="2")
     moved = await finish(client, source, source_ref=digest, alias="prod", alias_etag=etag)
     assert (moved.bundle.version, list(moved.bundle.aliases)) == (2, ["prod"])
+
+
+async def test_an_alias_that_moves_to_another_graph_abi_is_told_of(client: Client, source: Layout) -> None:
+    for version, expected in (("1", 0), ("2", 0), (OTHER_GRAPHS, 1)):
+        result = await finish(client, source, source_ref=publish_sample(source, version=version), alias="prod")
+        assert len(result.warnings) == expected, result.warnings
+    assert "a:v3 has graph ABI" in result.warnings[0]
 
 
 async def named(client: Client, source: Layout) -> pb.SetAliasRequest:

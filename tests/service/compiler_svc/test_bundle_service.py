@@ -9,7 +9,7 @@ from kiln.bundle.v1 import bundle_pb2 as pb
 from bundle.layout import Layout
 from bundle.manifest import parse_manifest
 from bundle.oci import MANIFEST_TYPE
-from tests.bundles.samples import FILES, publish_sample
+from tests.bundles.samples import FILES, OTHER_GRAPHS, publish_sample
 from tests.servers.running_compiler import Client, DirectedRunner, refusal, response_of
 
 MISSING = "sha256:" + "0" * 64
@@ -210,6 +210,21 @@ class TestAliases:
             refused = await refusal(call)
             assert (refused.code, refused.reason) == (grpc.StatusCode.ABORTED, "ALIAS_CHANGED")
             assert refused.metadata["actual"] == alias.etag
+
+    async def test_a_version_with_another_graph_abi(self, client: Client, runner: DirectedRunner) -> None:
+        for version in ("1", OTHER_GRAPHS):
+            await publish(client, runner, "a", version)
+        await set_alias(client, "a:v1", "prod")
+        request = pb.SetAliasRequest(ref="a:v2", alias="prod", require_compatible=True)
+        refused = await refusal(client.bundles.SetAlias(request))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ALIAS_INCOMPATIBLE")
+        named, wanted = [(await get(client, ref)).graph_abi_digest for ref in ("a@prod", "a:v2")]
+        assert refused.metadata["named_graph_abi_digest"] == named
+        assert refused.metadata["wanted_graph_abi_digest"] == wanted != named
+        request.require_compatible = False
+        (warning,) = (await client.bundles.SetAlias(request)).warnings
+        assert f"a:v2 has graph ABI {wanted}, and a:v1, which a@prod named, has {named}" in warning
+        assert (await get(client, "a@prod")).version == 2
 
     @pytest.mark.parametrize("alias", ["", "v1", "Prod", "a@b"])
     async def test_what_is_no_alias(self, client: Client, runner: DirectedRunner, alias: str) -> None:

@@ -70,10 +70,16 @@ async def test_references_are_tags_of_a_layout(tmp_path: Path) -> None:
     first, second, third = (add(layout, f"story-v{version}", version) for version in (1, 2, 10))
     tag(layout, second, "story-prod")
     async with serve(tmp_path, f"--bundles={layout.root}") as served:
-        wanted = {"story:v1": first, "story:v2": second, "story@prod": second, "story": third, first: first}
-        for number, (ref, digest) in enumerate(wanted.items()):
+        wanted = {
+            "story:v1": (first, "story:v1"),
+            "story:v2": (second, "story:v2"),
+            "story@prod": (second, "story:v2"),
+            "story": (third, "story:v10"),
+            first: (first, ""),
+        }
+        for number, (ref, found) in enumerate(wanted.items()):
             resolved = await served.server.deployments.library.resolve(ref)
-            assert (resolved.digest, resolved.ref) == (digest, ref), number
+            assert (resolved.ref, resolved.digest, resolved.version) == (ref, *found), number
         await served.load("story:v2")
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)
         async with raises("NOT_FOUND", "BUNDLE_NOT_FOUND") as caught:

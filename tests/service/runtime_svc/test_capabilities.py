@@ -52,7 +52,13 @@ async def test_every_capability_is_told(served: Runtime) -> None:
     assert deployment.capabilities == expected
     assert (await served.get()).capabilities == expected
     assert list((await served.info()).deployments) == [
-        pb.DeploymentInfo(id="d", state=pb.Deployment.STATE_READY, capabilities=expected, chunk_tokens=16)
+        pb.DeploymentInfo(
+            id="d",
+            state=pb.Deployment.STATE_READY,
+            capabilities=expected,
+            chunk_tokens=16,
+            weights_digest=deployment.roles[0].weights_digest,
+        )
     ]
 
 

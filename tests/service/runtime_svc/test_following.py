@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from kiln.runtime.v1 import runtime_pb2 as pb
+from structlog.testing import capture_logs
 
 from runtime_svc.deployments.follower import AliasFollower
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
+from tests.servers.metrics import scrape
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, tokens_of
+from tests.service.runtime_svc.test_health import check
 from tests.shortages import few_descriptors
 
 FAST = "--follow-interval=0.03"
@@ -105,6 +108,73 @@ async def test_a_shortage_does_not_end_the_following(tmp_path: Path) -> None:
             await wait_for(served, message="short of descriptors")
         served.publish(PROD, bias=31)
         assert (await wait_for(served, epoch=2, message="")).follow_message == ""
+
+
+def publish_version(served: Runtime, number: int, **options: Any) -> str:
+    """Publishes `story:vN` and moves the alias to it; returns its digest."""
+    digest = served.publish(PROD, **options)
+    served.bundles.versions[digest] = ("story", number)
+    return digest
+
+
+async def test_lists_name_what_serves_and_what_is_followed(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        story = publish_version(served, 1)
+        await follow(served)
+        pirate = publish_version(served, 2, bias=31)
+        await wait_for(served, epoch=2)
+        misfit = publish_version(served, 3, bias=32, graph_abi_digest="sha256:" + "1" * 64)
+        deployment = await wait_for(served, message=f"story:v3 ({misfit}) does not serve: the weights fit graph ABI")
+        (listed,) = (await served.control.ListDeployments(pb.ListDeploymentsRequest())).deployments
+        assert (listed.degraded, listed.followed_version, listed.followed_digest) == (True, "story:v3", misfit)
+        role = listed.roles[0]
+        assert (role.bundle_version, role.bundle_digest) == ("story:v1", story)
+        assert (role.weights_ref, role.weights_version, role.weights_digest) == (PROD, "story:v2", pirate)
+        assert deployment.state == pb.Deployment.STATE_READY
+        (info,) = (await served.info()).deployments
+        assert (info.weights_version, info.weights_digest, info.degraded) == ("story:v2", pirate, True)
+    async with serve_runtime(tmp_path, prepare=lambda bundles: bundles.names.update({PROD: pirate})) as again:
+        role = (await again.wait_for_state("READY")).roles[0]
+        assert (role.bundle_version, role.weights_version) == ("story:v1", "story:v2"), "they were found by digest"
+
+
+async def test_a_follower_that_fails_is_seen_and_told_of_once(tmp_path: Path) -> None:
+    with capture_logs() as events:
+        async with serve_runtime(tmp_path, FAST, "--metrics-address=127.0.0.1:0") as served:
+
+            async def failing() -> float:
+                return (await scrape(served.server.edge.metrics_port))["kiln:follow_failing{model_name=d}"]
+
+            story = publish_version(served, 1)
+            await follow(served)
+            await served.deploy("still", ref="still")
+            async with asyncio.timeout(HANG_S):
+                while await check(served, "deployment/d/follow") != "SERVING":  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            assert await failing() == 0
+            misfit = publish_version(served, 2, bias=31, graph_abi_digest="sha256:" + "1" * 64)
+            await wait_for(served, message="graph ABI")
+            await asyncio.sleep(0.2)
+            names = ("", "deployment/d", "deployment/d/follow", "deployment/still/follow")
+            assert [await check(served, name) for name in names] == ["SERVING", "SERVING", "NOT_SERVING", "NOT_FOUND"]
+            assert await failing() == 1
+            # What the alias names is final; that the compiler does not answer passes.
+            served.bundles.is_away = True
+            await wait_for(served, message="does not answer")
+            served.bundles.is_away = False
+            await wait_for(served, message="graph ABI")
+            served.bundles.names[PROD] = story
+            await wait_for(served, message="")
+            assert await check(served, "deployment/d/follow") == "SERVING"
+            assert await failing() == 0
+    told = [one for one in events if one["event"] in {"alias not followed", "alias followed"}]
+    assert [(one["event"], one.get("reason"), one["digest"]) for one in told if one["deployment_id"] == "d"] == [
+        ("alias followed", None, story),
+        ("alias not followed", "GRAPH_ABI_MISMATCH", misfit),
+        ("alias not followed", "BUNDLE_SOURCE_UNAVAILABLE", ""),
+        ("alias not followed", "GRAPH_ABI_MISMATCH", misfit),
+        ("alias followed", None, story),
+    ]
 
 
 async def test_each_reference_is_looked_up_once_per_interval(served: Runtime) -> None:

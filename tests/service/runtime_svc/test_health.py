@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from execution.errors import RankDied
+from execution.errors import RankDied, RankFailed
 from runtime_svc.server import CONTROL_SERVICE, SERVICES
 from tests.hang_guard import HANG_S
 from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_request
@@ -119,7 +119,7 @@ async def test_a_failed_load_by_a_call_is_its_callers_affair_and_a_declared_one_
     folder = tmp_path / "declared"
     folder.mkdir()
     async with serve_runtime(folder, declare(folder, "story")) as served:
-        served.start_failures = [RankDied(0, -9)]
+        served.start_failures = [RankFailed(0, "a bug")]
         served.publish("story")
         await served.wait_for_state("FAILED")
         assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)

@@ -18,10 +18,8 @@ from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
-from kiln_client.cli.views import pairs, rows
+from kiln_client.cli.views import SHORT_DIGEST, pairs, rows
 from kiln_client.enums import enum_name
-
-_SHORT_DIGEST = len("sha256:") + 12
 
 
 def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
@@ -33,7 +31,7 @@ def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
                 version_ref(bundle),
                 _contents(bundle),
                 ", ".join(bundle.aliases),
-                bundle.digest[:_SHORT_DIGEST],
+                bundle.digest[:SHORT_DIGEST],
                 decimal(bundle.size_bytes),
                 _create_time(bundle),
             )
@@ -65,7 +63,7 @@ def bundle_view(bundle: Bundle) -> RenderableType:
 def _blobs_view(kind: str, blobs: Iterable[Blob]) -> RenderableType:
     return rows(
         (kind, "size", "type", "title"),
-        ((blob.digest[:_SHORT_DIGEST], decimal(blob.size_bytes), blob.media_type, blob.title) for blob in blobs),
+        ((blob.digest[:SHORT_DIGEST], decimal(blob.size_bytes), blob.media_type, blob.title) for blob in blobs),
     )
 
 
@@ -78,7 +76,7 @@ def leases_view(leases: Sequence[Lease]) -> RenderableType:
     """Shows one line for each lease."""
     if not leases:
         return Text("no leases", style="dim")
-    lines = ((lease.digest[:_SHORT_DIGEST], lease.holder, _time(lease.expire_time)) for lease in leases)
+    lines = ((lease.digest[:SHORT_DIGEST], lease.holder, _time(lease.expire_time)) for lease in leases)
     return rows(("bundle", "holder", "until"), lines)
 
 
@@ -104,6 +102,7 @@ def import_view(result: ImportResult) -> RenderableType:
             ("digest", result.bundle.digest),
             ("copied", f"{result.copied_blob_count} blobs, {decimal(result.copied_size_bytes)}"),
             ("present", f"{result.present_blob_count} blobs"),
+            *(("warning", warning) for warning in result.warnings),
         )
     )
 

@@ -90,13 +90,19 @@ async def read_command(session: Session, *, ref: str, file: str, out: str | None
 @click.argument("ref")
 @click.argument("alias")
 @click.option("--etag", help="Move the alias only if it still has this etag.")
+@click.option(
+    "--require-compatible",
+    is_flag=True,
+    help="Move the alias only to a version with the same graph ABI, which deployments that follow it can take.",
+)
 @remote_command
-async def alias_command(session: Session, *, ref: str, alias: str, etag: str | None) -> None:
+async def alias_command(session: Session, *, ref: str, alias: str, etag: str | None, require_compatible: bool) -> None:
     """Point ALIAS at the version that REF names. Creates the alias if it does not exist."""
     async with session.bundles() as bundles:
-        moved = await bundles.set_alias(ref, alias, etag=etag)
-    view = Text(f"{moved.name}@{moved.alias} → {moved.name}:v{moved.version}")
-    session.output.result(record_from_message(moved), view)
+        done = await bundles.set_alias(ref, alias, etag=etag, require_compatible=require_compatible)
+    moved, warnings = done.alias, [*done.warnings]
+    lines = [f"{moved.name}@{moved.alias} → {moved.name}:v{moved.version}", *(f"warning: {one}" for one in warnings)]
+    session.output.result({**record_from_message(moved), "warnings": warnings}, Text("\n".join(lines)))
 
 
 @bundles_group.command("delete")

@@ -13,6 +13,7 @@ from kiln.runtime.v1.runtime_pb2 import (
     Load,
     LoadWeightsResult,
     Role,
+    RoleStatus,
     Session,
 )
 from rich.console import Group, RenderableType
@@ -21,6 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kiln_client.enums import enum_name
+
+#: Characters of a digest that tables show.
+SHORT_DIGEST = len("sha256:") + 12
 
 
 def pairs(values: Iterable[tuple[str, object]]) -> Table:
@@ -82,7 +86,7 @@ def server_view(info: GetServerInfoResponse) -> RenderableType:
 
 
 def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
-    """Shows a table of deployments, and below it what is wrong with which."""
+    """Shows a table of deployments, with version and digest of what serves, and below it what is wrong with which."""
     if not deployments:
         return Text("no deployments", style="dim")
     # In a contiguous cache a slot is a block, which one column says; servers that count no blocks say 0.
@@ -93,8 +97,8 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
         (
             (
                 deployment.id,
-                enum_name(Deployment.State.DESCRIPTOR, deployment.state),
-                ", ".join(role.bundle_ref for role in deployment.roles),
+                _state(deployment),
+                ", ".join(role.bundle_version or role.bundle_ref for role in deployment.roles),
                 _weights_in_use(deployment),
                 ", ".join(str(role.weight_epoch) for role in deployment.roles),
                 ",".join(map(str, deployment.cores)),
@@ -106,7 +110,8 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
             for deployment in deployments
         ),
     )
-    return Group(table, *(Text(f"{one.id}: {one.message}") for one in deployments if one.message))
+    troubles = ((one.id, text) for one in deployments for text in (one.message, _lag(one)) if text)
+    return Group(table, *(Text(f"{name}: {text}") for name, text in troubles))
 
 
 def sessions_view(sessions: Sequence[Session]) -> RenderableType:
@@ -135,16 +140,18 @@ def deployment_view(deployment: Deployment) -> RenderableType:
     roles = (
         (
             enum_name(Role.DESCRIPTOR, role.role),
-            f"{role.bundle_ref} with weights of {role.weights_ref or role.bundle_ref}, epoch {role.weight_epoch}"
+            f"{bundle} with weights of {_name(role.weights_version or role.weights_ref, role.weights_digest)},"
+            f" epoch {role.weight_epoch}"
             if role.weight_epoch
-            else f"{role.bundle_ref}, waiting for weights: kiln load-weights {deployment.id} REF",
+            else f"{bundle}, waiting for weights: kiln load-weights {deployment.id} REF",
         )
         for role in deployment.roles
+        for bundle in [_executables_in_use(role)]
     )
     return pairs(
         (
             ("deployment", deployment.id),
-            ("state", enum_name(Deployment.State.DESCRIPTOR, deployment.state)),
+            ("state", _state(deployment)),
             *((("message", deployment.message),) if deployment.message else ()),
             *roles,
             *_following(deployment),
@@ -201,13 +208,40 @@ def _join_served(offers: Iterable[tuple[str, bool]]) -> str:
 
 
 def _weights_in_use(deployment: Deployment) -> str:
-    weights = ", ".join(role.weights_ref if role.weight_epoch else "none yet" for role in deployment.roles)
+    weights = ", ".join(
+        _name(role.weights_version or role.weights_ref, role.weights_digest[:SHORT_DIGEST])
+        if role.weight_epoch
+        else "none yet"
+        for role in deployment.roles
+    )
     return f"{weights}, following {deployment.followed_alias}" if deployment.followed_alias else weights
+
+
+def _executables_in_use(role: RoleStatus) -> str:
+    # Their digest is that of the weights unless others have been loaded.
+    digest = "" if role.bundle_digest == role.weights_digest else role.bundle_digest
+    return _name(role.bundle_version or role.bundle_ref, digest)
+
+
+def _state(deployment: Deployment) -> str:
+    state = enum_name(Deployment.State.DESCRIPTOR, deployment.state)
+    return f"{state}, degraded" if deployment.degraded else state
+
+
+def _name(ref: str, digest: str) -> str:
+    return f"{ref} ({digest})" if digest and ref != digest else ref
+
+
+def _lag(deployment: Deployment) -> str:
+    """Says why a deployment serves other weights than those of the alias that it follows; empty if it does not."""
+    return f"{deployment.followed_alias} is not followed: {deployment.follow_message}" if deployment.degraded else ""
 
 
 def _following(deployment: Deployment) -> Iterable[tuple[str, str]]:
     if deployment.followed_alias:
-        yield "follows", ": ".join(filter(None, (deployment.followed_alias, deployment.follow_message)))
+        version = _name(deployment.followed_version, deployment.followed_digest)
+        names = f"{deployment.followed_alias}, which names {version}" if version else deployment.followed_alias
+        yield "follows", ": ".join(filter(None, (names, deployment.follow_message)))
 
 
 def weights_view(result: LoadWeightsResult) -> RenderableType:

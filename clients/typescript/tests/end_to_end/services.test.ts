@@ -130,11 +130,12 @@ describe("compiler and bundles", () => {
     }
     assert.equal(`sha256:${hash.digest("hex")}`, smallest.digest);
 
-    const alias = await bundles.setAlias("story:v1", "stable");
+    const { alias, warnings } = await bundles.setAlias("story:v1", "stable", { requireCompatible: true });
+    assert.deepEqual(warnings, []);
     assert.equal((await bundles.getBundle("story@stable")).version, 1);
     const stale = await rejection(bundles.setAlias("story:v1", "stable", { etag: "stale" }));
     assert.equal(`${stale.code}/${stale.reason}`, "ABORTED/ALIAS_CHANGED");
-    await bundles.deleteAlias("story", "stable", { etag: alias.etag });
+    await bundles.deleteAlias("story", "stable", { etag: alias?.etag });
     assert.deepEqual(await bundles.listAliases("story"), []);
   });
 });

@@ -430,22 +430,28 @@ class SetAliasRequest(_message.Message):
     REF_FIELD_NUMBER: _builtins.int
     ALIAS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    REQUIRE_COMPATIBLE_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """Reference of the version. Required."""
     alias: _builtins.str
     """Alias: lower-case letters, digits, '.', '_', '-'; not of the form vN. Required."""
     etag: _builtins.str
     """Etag that the alias must still have. Unset skips the check."""
+    require_compatible: _builtins.bool
+    """Refuse a version with another graph ABI digest than the version that the alias names: deployments that follow the alias
+    could not take it. Without it, `warnings` of the response says so.
+    """
     def __init__(
         self,
         *,
         ref: _builtins.str = ...,
         alias: _builtins.str = ...,
         etag: _builtins.str | None = ...,
+        require_compatible: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_etag", b"_etag", "etag", b"etag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_etag", b"_etag", "alias", b"alias", "etag", b"etag", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_etag", b"_etag", "alias", b"alias", "etag", b"etag", "ref", b"ref", "require_compatible", b"require_compatible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__etag: _TypeAlias = _typing.Literal["etag"]  # noqa: Y015
     _WhichOneofArgType__etag: _TypeAlias = _typing.Literal["_etag", b"_etag"]  # noqa: Y015
@@ -460,18 +466,24 @@ class SetAliasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ALIAS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def alias(self) -> Global___Alias:
         """The alias."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the move means for deployments that follow the alias, one sentence each; empty if they can take the version."""
 
     def __init__(
         self,
         *,
         alias: Global___Alias | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -930,6 +942,7 @@ class ImportResult(_message.Message):
     COPIED_BLOB_COUNT_FIELD_NUMBER: _builtins.int
     COPIED_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PRESENT_BLOB_COUNT_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     copied_blob_count: _builtins.int
     """Blobs copied."""
     copied_size_bytes: _builtins.int
@@ -940,6 +953,10 @@ class ImportResult(_message.Message):
     def bundle(self) -> Global___Bundle:
         """The version."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the move of the alias means for deployments that follow it, as in SetAliasResponse."""
+
     def __init__(
         self,
         *,
@@ -947,10 +964,11 @@ class ImportResult(_message.Message):
         copied_blob_count: _builtins.int = ...,
         copied_size_bytes: _builtins.int = ...,
         present_blob_count: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "copied_blob_count", b"copied_blob_count", "copied_size_bytes", b"copied_size_bytes", "present_blob_count", b"present_blob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "copied_blob_count", b"copied_blob_count", "copied_size_bytes", b"copied_size_bytes", "present_blob_count", b"present_blob_count", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

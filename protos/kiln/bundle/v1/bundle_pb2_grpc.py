@@ -149,7 +149,8 @@ class BundleServiceServicer:
 
     def SetAlias(self, request, context):
         """Points an alias at a version, creating or moving it.
-        Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale.
+        Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale,
+        FAILED_PRECONDITION/ALIAS_INCOMPATIBLE with `require_compatible`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

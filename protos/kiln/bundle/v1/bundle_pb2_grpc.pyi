@@ -60,7 +60,8 @@ class BundleServiceStub:
     """
     SetAlias: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.SetAliasRequest, _bundle_pb2.SetAliasResponse]
     """Points an alias at a version, creating or moving it.
-    Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale.
+    Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale,
+    FAILED_PRECONDITION/ALIAS_INCOMPATIBLE with `require_compatible`.
     """
     DeleteAlias: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.DeleteAliasRequest, _bundle_pb2.DeleteAliasResponse]
     """Removes an alias; the version stays.
@@ -119,7 +120,8 @@ class BundleServiceAsyncStub(BundleServiceStub):
     """
     SetAlias: _aio.UnaryUnaryMultiCallable[_bundle_pb2.SetAliasRequest, _bundle_pb2.SetAliasResponse]  # type: ignore[assignment]
     """Points an alias at a version, creating or moving it.
-    Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale.
+    Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale,
+    FAILED_PRECONDITION/ALIAS_INCOMPATIBLE with `require_compatible`.
     """
     DeleteAlias: _aio.UnaryUnaryMultiCallable[_bundle_pb2.DeleteAliasRequest, _bundle_pb2.DeleteAliasResponse]  # type: ignore[assignment]
     """Removes an alias; the version stays.
@@ -205,7 +207,8 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_bundle_pb2.SetAliasResponse, _abc.Awaitable[_bundle_pb2.SetAliasResponse]]:
         """Points an alias at a version, creating or moving it.
-        Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale.
+        Errors: INVALID_ARGUMENT/ALIAS_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED when `etag` is stale,
+        FAILED_PRECONDITION/ALIAS_INCOMPATIBLE with `require_compatible`.
         """
 
     @_abc_1.abstractmethod

@@ -160,12 +160,15 @@ class Deployment(_message.Message):
     FOLLOWED_ALIAS_FIELD_NUMBER: _builtins.int
     FOLLOW_MESSAGE_FIELD_NUMBER: _builtins.int
     TARGET_INTER_TOKEN_LATENCY_FIELD_NUMBER: _builtins.int
+    FOLLOWED_VERSION_FIELD_NUMBER: _builtins.int
+    FOLLOWED_DIGEST_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Client-chosen id."""
     state: Global___Deployment.State.ValueType
     """State now."""
     message: _builtins.str
-    """Reason of a failure."""
+    """Reason of a failure, or what a load or ranks wait for."""
     weights_bytes: _builtins.int
     """Memory mapped for weights, over all ranks, in bytes."""
     kv_bytes: _builtins.int
@@ -176,6 +179,16 @@ class Deployment(_message.Message):
     """The alias that the weights follow, `NAME@ALIAS`; empty where none is followed."""
     follow_message: _builtins.str
     """Why the followed alias's newest version is not serving; empty where it is."""
+    followed_version: _builtins.str
+    """What the followed alias named when the runtime looked last, `NAME:vN`; empty where none is followed, the look-up failed,
+    or the source of bundles has no versions.
+    """
+    followed_digest: _builtins.str
+    """Its digest."""
+    degraded: _builtins.bool
+    """Whether it serves other weights than those of the alias that it follows; `follow_message` says why. The state may be
+    STATE_READY all the same.
+    """
     @_builtins.property
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoleStatus]:
         """Bundles by role."""
@@ -217,10 +230,13 @@ class Deployment(_message.Message):
         followed_alias: _builtins.str = ...,
         follow_message: _builtins.str = ...,
         target_inter_token_latency: _duration_pb2.Duration | None = ...,
+        followed_version: _builtins.str = ...,
+        followed_digest: _builtins.str = ...,
+        degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load", "target_inter_token_latency", b"target_inter_token_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "degraded", b"degraded", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "followed_digest", b"followed_digest", "followed_version", b"followed_version", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,6 +255,8 @@ class RoleStatus(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     WEIGHT_EPOCH_FIELD_NUMBER: _builtins.int
     GRAPH_ABI_DIGEST_FIELD_NUMBER: _builtins.int
+    BUNDLE_VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """Role."""
     bundle_ref: _builtins.str
@@ -253,6 +271,10 @@ class RoleStatus(_message.Message):
     """1 after the load, one more with each LoadWeights; 0 while weights are awaited."""
     graph_abi_digest: _builtins.str
     """Graph ABI that weights must fit."""
+    bundle_version: _builtins.str
+    """The version that `bundle_ref` named when it was resolved, `NAME:vN`; empty where the source of bundles told none."""
+    weights_version: _builtins.str
+    """The same of `weights_ref`."""
     def __init__(
         self,
         *,
@@ -263,10 +285,12 @@ class RoleStatus(_message.Message):
         weights_digest: _builtins.str = ...,
         weight_epoch: _builtins.int = ...,
         graph_abi_digest: _builtins.str = ...,
+        bundle_version: _builtins.str = ...,
+        weights_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_digest", b"bundle_digest", "bundle_ref", b"bundle_ref", "graph_abi_digest", b"graph_abi_digest", "role", b"role", "weight_epoch", b"weight_epoch", "weights_digest", b"weights_digest", "weights_ref", b"weights_ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_digest", b"bundle_digest", "bundle_ref", b"bundle_ref", "bundle_version", b"bundle_version", "graph_abi_digest", b"graph_abi_digest", "role", b"role", "weight_epoch", b"weight_epoch", "weights_digest", b"weights_digest", "weights_ref", b"weights_ref", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1259,6 +1283,9 @@ class DeploymentInfo(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id."""
     state: Global___Deployment.State.ValueType
@@ -1267,6 +1294,12 @@ class DeploymentInfo(_message.Message):
     """Tokens of a prompt that a step computes while sequences wait for their next token, as the server has chosen last: by
     its options, and by measured times of steps where these state a target. 0 until the deployment serves.
     """
+    weights_version: _builtins.str
+    """The version whose weights serve, as in RoleStatus of the target."""
+    weights_digest: _builtins.str
+    """Its digest."""
+    degraded: _builtins.bool
+    """As in Deployment."""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities:
         """What a request may ask."""
@@ -1278,10 +1311,13 @@ class DeploymentInfo(_message.Message):
         state: Global___Deployment.State.ValueType = ...,
         capabilities: Global___Capabilities | None = ...,
         chunk_tokens: _builtins.int = ...,
+        weights_version: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+        degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "chunk_tokens", b"chunk_tokens", "id", b"id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "chunk_tokens", b"chunk_tokens", "degraded", b"degraded", "id", b"id", "state", b"state", "weights_digest", b"weights_digest", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

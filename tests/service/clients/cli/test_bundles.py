@@ -80,11 +80,22 @@ def test_alias(server: ScriptedServer, kiln: Kiln) -> None:
     alias = bundle_pb2.Alias(name="tiny", alias="prod", version=3, etag="e2")
     server.script("SetAlias", bundle_pb2.SetAliasResponse(alias=alias))
     record = kiln("bundles", "alias", "tiny:v3", "prod", "--etag", "e1", "--json").last
-    assert record == {"name": "tiny", "alias": "prod", "version": 3, "etag": "e2"}
+    assert record == {"name": "tiny", "alias": "prod", "version": 3, "etag": "e2", "warnings": []}
     assert kiln("bundles", "alias", "tiny:v3", "prod").out == "tiny@prod → tiny:v3\n"
     checked, unchecked = server.requests["SetAlias"]
     assert checked == bundle_pb2.SetAliasRequest(ref="tiny:v3", alias="prod", etag="e1")
     assert not unchecked.HasField("etag")
+
+
+def test_an_alias_with_warnings(server: ScriptedServer, kiln: Kiln) -> None:
+    alias = bundle_pb2.Alias(name="tiny", alias="prod", version=3, etag="e2")
+    server.script("SetAlias", bundle_pb2.SetAliasResponse(alias=alias, warnings=["tiny:v3 has graph ABI b"]))
+    assert kiln("bundles", "alias", "tiny:v3", "prod", "--json").last["warnings"] == ["tiny:v3 has graph ABI b"]
+    assert "warning: tiny:v3 has graph ABI b\n" in kiln("bundles", "alias", "tiny:v3", "prod").out
+    server.script("SetAlias", refusal("FAILED_PRECONDITION", "ALIAS_INCOMPATIBLE", "no", wanted="tiny:v3"))
+    outcome = kiln("bundles", "alias", "tiny:v3", "prod", "--require-compatible", "--json")
+    assert (outcome.exit_code, outcome.error["reason"]) == (1, "ALIAS_INCOMPATIBLE")
+    assert [request.require_compatible for request in server.requests["SetAlias"]] == [False, False, True]
 
 
 def test_delete_version(server: ScriptedServer, kiln: Kiln) -> None:

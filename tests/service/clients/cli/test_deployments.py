@@ -42,7 +42,7 @@ def test_load_for_a_person(loading: ScriptedServer, kiln: Kiln) -> None:
     outcome = kiln("load", "tiny", "--deployment", "demo")
     assert outcome.err.splitlines() == ["resolve", "verify 1.0 MB/4.0 MB"]
     assert "demo" in outcome.out
-    assert "tiny:v3 with weights of tiny:v3, epoch 1" in outcome.out
+    assert f"tiny:v3 with weights of tiny:v3 ({samples.DIGEST}), epoch 1" in outcome.out
     assert loading.requests["LoadBundle"][0].cores == []
 
 
@@ -85,11 +85,25 @@ def test_followed_alias_is_shown_with_what_is_wrong(server: ScriptedServer, kiln
     server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=following))
     server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse())
     server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[following]))
-    assert "tiny:v3, following tiny@prod" in kiln("status").out
+    listed = kiln("status").out
+    assert f"tiny:v3 ({samples.DIGEST[:19]}), following tiny@prod" in listed
+    assert "degraded" not in listed
     assert "tiny@prod\n" in kiln("status", "demo").out
+    following.roles[0].weights_ref = "tiny@prod"
+    following.roles[0].weights_version = "tiny:v2"
+    following.degraded = True
+    following.followed_version, following.followed_digest = "tiny:v4", "sha256:" + "b" * 64
     following.follow_message = "tiny:v4 has another graph"
     server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=following))
-    assert "tiny@prod: tiny:v4 has another graph" in kiln("status", "demo").out
+    server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[following]))
+    listed = kiln("status").out
+    assert "ready, degraded" in listed
+    assert f"tiny:v2 ({samples.DIGEST[:19]}), following tiny@prod" in listed
+    assert "demo: tiny@prod is not followed: tiny:v4 has another graph" in listed
+    shown = kiln("status", "demo").out
+    assert "ready, degraded" in shown
+    assert f"with weights of tiny:v2 ({samples.DIGEST}), epoch 1" in shown
+    assert f"tiny@prod, which names tiny:v4 (sha256:{'b' * 64}): tiny:v4 has another graph" in shown
 
 
 def test_load_that_fails_halfway(server: ScriptedServer, kiln: Kiln) -> None:

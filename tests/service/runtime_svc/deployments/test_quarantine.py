@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from bundle.errors import ManifestInvalid, ResourcesShort
+from execution.errors import RankDied
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.quarantine import LoadQuarantine
 from runtime_svc.deployments.records import FILE_NAME, LoadRecord, RecordStore
@@ -147,12 +148,13 @@ async def test_a_load_that_has_ended_is_no_suspect(tmp_path: Path, error: Except
         assert await one.noted() == ()
 
 
-async def test_what_is_repeated_proves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [ResourcesShort("memory", "none", 1.0), RankDied(0, -9)])
+async def test_what_is_repeated_proves_nothing(tmp_path: Path, error: Exception) -> None:
     async with process(tmp_path) as one:
         await one.begin("a")
     async with process(tmp_path) as one:
-        with pytest.raises(ResourcesShort):
-            await one.load("a", ResourcesShort("memory", "none", 1.0))
+        with pytest.raises(type(error)):
+            await one.load("a", error)
         await one.begin("a")
     async with process(tmp_path) as one:
         assert quarantined(one.quarantine) == {"a"}
