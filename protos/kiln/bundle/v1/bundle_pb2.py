@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkiln/bundle/v1/bundle.proto\x12\x0ekiln.bundle.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\x02\n\x06\x42undle\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\x12\x18\n\x10graph_abi_digest\x18\x07 \x01(\t\x12\x15\n\rmanifest_json\x18\x08 \x01(\x0c\x12#\n\x05\x62lobs\x18\t \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x30\n\x08\x63ontents\x18\n \x01(\x0e\x32\x1e.kiln.bundle.v1.BundleContents\x12\'\n\treferrers\x18\x0b \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x31\n\x0cgolden_check\x18\x0c \x01(\x0e\x32\x1b.kiln.bundle.v1.GoldenCheck\"M\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\r\n\x05title\x18\x04 \x01(\t\"C\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\"\x1f\n\x10GetBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\";\n\x11GetBundleResponse\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\"I\n\x12ListBundlesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"W\n\x13ListBundlesResponse\x12\'\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x13\x44\x65leteBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\"N\n\x14\x44\x65leteBundleResponse\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x02 \x01(\x03\"7\n\x0fReadBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"I\n\x0fSetAliasRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_etag\"8\n\x10SetAliasResponse\x12$\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Alias\"M\n\x12\x44\x65leteAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_etag\"\x15\n\x13\x44\x65leteAliasResponse\"\"\n\x12ListAliasesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x13ListAliasesResponse\x12&\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Alias\"X\n\x05Lease\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"^\n\x12LeaseBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x13LeaseBundleResponse\x12$\n\x05lease\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Lease\"5\n\x13ReleaseLeaseRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\".\n\x14ReleaseLeaseResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"#\n\x11ListLeasesRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\";\n\x12ListLeasesResponse\x12%\n\x06leases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Lease\"Z\n\x15\x43ollectGarbageRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x30\n\rmax_cache_age\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x16\x43ollectGarbageResponse\x12\x1c\n\x14\x64\x65leted_bundle_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x02 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x03 \x01(\x03\x12\x17\n\x0fkept_blob_count\x18\x04 \x01(\x05\x12\x17\n\x0fkept_size_bytes\x18\x05 \x01(\x03\"~\n\x13ImportBundleRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x12\n\nsource_ref\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x61lias\x18\x04 \x01(\t\x12\x17\n\nalias_etag\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_alias_etag\"\x83\x01\n\x14ImportBundleResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.kiln.bundle.v1.ImportProgressH\x00\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x1c.kiln.bundle.v1.ImportResultH\x00\x42\x07\n\x05\x65vent\"9\n\x0eImportProgress\x12\x12\n\ndone_bytes\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\"\x88\x01\n\x0cImportResult\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x19\n\x11\x63opied_blob_count\x18\x02 \x01(\x05\x12\x19\n\x11\x63opied_size_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12present_blob_count\x18\x04 \x01(\x05*\x89\x01\n\x0e\x42undleContents\x12\x1f\n\x1b\x42UNDLE_CONTENTS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_CONTENTS_FULL\x10\x01\x12\x1f\n\x1b\x42UNDLE_CONTENTS_EXECUTABLES\x10\x02\x12\x1b\n\x17\x42UNDLE_CONTENTS_WEIGHTS\x10\x03*z\n\x0bGoldenCheck\x12\x1c\n\x18GOLDEN_CHECK_UNSPECIFIED\x10\x00\x12\x15\n\x11GOLDEN_CHECK_NONE\x10\x01\x12\x1c\n\x18GOLDEN_CHECK_EXECUTABLES\x10\x02\x12\x18\n\x14GOLDEN_CHECK_XLA_CPU\x10\x03\x32\xaa\x08\n\rBundleService\x12P\n\tGetBundle\x12 .kiln.bundle.v1.GetBundleRequest\x1a!.kiln.bundle.v1.GetBundleResponse\x12V\n\x0bListBundles\x12\".kiln.bundle.v1.ListBundlesRequest\x1a#.kiln.bundle.v1.ListBundlesResponse\x12Y\n\x0c\x44\x65leteBundle\x12#.kiln.bundle.v1.DeleteBundleRequest\x1a$.kiln.bundle.v1.DeleteBundleResponse\x12O\n\x08ReadBlob\x12\x1f.kiln.bundle.v1.ReadBlobRequest\x1a .kiln.bundle.v1.ReadBlobResponse0\x01\x12M\n\x08SetAlias\x12\x1f.kiln.bundle.v1.SetAliasRequest\x1a .kiln.bundle.v1.SetAliasResponse\x12V\n\x0b\x44\x65leteAlias\x12\".kiln.bundle.v1.DeleteAliasRequest\x1a#.kiln.bundle.v1.DeleteAliasResponse\x12V\n\x0bListAliases\x12\".kiln.bundle.v1.ListAliasesRequest\x1a#.kiln.bundle.v1.ListAliasesResponse\x12V\n\x0bLeaseBundle\x12\".kiln.bundle.v1.LeaseBundleRequest\x1a#.kiln.bundle.v1.LeaseBundleResponse\x12Y\n\x0cReleaseLease\x12#.kiln.bundle.v1.ReleaseLeaseRequest\x1a$.kiln.bundle.v1.ReleaseLeaseResponse\x12S\n\nListLeases\x12!.kiln.bundle.v1.ListLeasesRequest\x1a\".kiln.bundle.v1.ListLeasesResponse\x12_\n\x0e\x43ollectGarbage\x12%.kiln.bundle.v1.CollectGarbageRequest\x1a&.kiln.bundle.v1.CollectGarbageResponse\x12[\n\x0cImportBundle\x12#.kiln.bundle.v1.ImportBundleRequest\x1a$.kiln.bundle.v1.ImportBundleResponse0\x01\x42\x81\x01\n\x12\x64\x65v.kiln.bundle.v1P\x01Z%kiln.local/go/kiln/bundle/v1;bundlev1\xaa\x02\x0eKiln.Bundle.V1\xba\x02\x0cKilnBundleV1\xca\x02\x0eKiln\\Bundle\\V1\xea\x02\x10Kiln::Bundle::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkiln/bundle/v1/bundle.proto\x12\x0ekiln.bundle.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\x02\n\x06\x42undle\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\x12\x18\n\x10graph_abi_digest\x18\x07 \x01(\t\x12\x15\n\rmanifest_json\x18\x08 \x01(\x0c\x12#\n\x05\x62lobs\x18\t \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x30\n\x08\x63ontents\x18\n \x01(\x0e\x32\x1e.kiln.bundle.v1.BundleContents\x12\'\n\treferrers\x18\x0b \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x31\n\x0cgolden_check\x18\x0c \x01(\x0e\x32\x1b.kiln.bundle.v1.GoldenCheck\"M\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\r\n\x05title\x18\x04 \x01(\t\"C\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\"\x1f\n\x10GetBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\";\n\x11GetBundleResponse\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\"I\n\x12ListBundlesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"W\n\x13ListBundlesResponse\x12\'\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x13\x44\x65leteBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\"N\n\x14\x44\x65leteBundleResponse\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x02 \x01(\x03\"4\n\x15SetBundleOwnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\".\n\x16SetBundleOwnerResponse\x12\x14\n\x0c\x66ormer_owner\x18\x01 \x01(\t\"D\n\x0fReadBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x0b\n\x03ref\x18\x03 \x01(\t\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"I\n\x0fSetAliasRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_etag\"8\n\x10SetAliasResponse\x12$\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Alias\"M\n\x12\x44\x65leteAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_etag\"\x15\n\x13\x44\x65leteAliasResponse\"\"\n\x12ListAliasesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x13ListAliasesResponse\x12&\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Alias\"X\n\x05Lease\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"^\n\x12LeaseBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x13LeaseBundleResponse\x12$\n\x05lease\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Lease\"5\n\x13ReleaseLeaseRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\".\n\x14ReleaseLeaseResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"#\n\x11ListLeasesRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\";\n\x12ListLeasesResponse\x12%\n\x06leases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Lease\"Z\n\x15\x43ollectGarbageRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x30\n\rmax_cache_age\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x16\x43ollectGarbageResponse\x12\x1c\n\x14\x64\x65leted_bundle_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x02 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x03 \x01(\x03\x12\x17\n\x0fkept_blob_count\x18\x04 \x01(\x05\x12\x17\n\x0fkept_size_bytes\x18\x05 \x01(\x03\"~\n\x13ImportBundleRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x12\n\nsource_ref\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x61lias\x18\x04 \x01(\t\x12\x17\n\nalias_etag\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_alias_etag\"\x83\x01\n\x14ImportBundleResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.kiln.bundle.v1.ImportProgressH\x00\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x1c.kiln.bundle.v1.ImportResultH\x00\x42\x07\n\x05\x65vent\"9\n\x0eImportProgress\x12\x12\n\ndone_bytes\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\"\x88\x01\n\x0cImportResult\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x19\n\x11\x63opied_blob_count\x18\x02 \x01(\x05\x12\x19\n\x11\x63opied_size_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12present_blob_count\x18\x04 \x01(\x05*\x89\x01\n\x0e\x42undleContents\x12\x1f\n\x1b\x42UNDLE_CONTENTS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_CONTENTS_FULL\x10\x01\x12\x1f\n\x1b\x42UNDLE_CONTENTS_EXECUTABLES\x10\x02\x12\x1b\n\x17\x42UNDLE_CONTENTS_WEIGHTS\x10\x03*z\n\x0bGoldenCheck\x12\x1c\n\x18GOLDEN_CHECK_UNSPECIFIED\x10\x00\x12\x15\n\x11GOLDEN_CHECK_NONE\x10\x01\x12\x1c\n\x18GOLDEN_CHECK_EXECUTABLES\x10\x02\x12\x18\n\x14GOLDEN_CHECK_XLA_CPU\x10\x03\x32\x8b\t\n\rBundleService\x12P\n\tGetBundle\x12 .kiln.bundle.v1.GetBundleRequest\x1a!.kiln.bundle.v1.GetBundleResponse\x12V\n\x0bListBundles\x12\".kiln.bundle.v1.ListBundlesRequest\x1a#.kiln.bundle.v1.ListBundlesResponse\x12_\n\x0eSetBundleOwner\x12%.kiln.bundle.v1.SetBundleOwnerRequest\x1a&.kiln.bundle.v1.SetBundleOwnerResponse\x12Y\n\x0c\x44\x65leteBundle\x12#.kiln.bundle.v1.DeleteBundleRequest\x1a$.kiln.bundle.v1.DeleteBundleResponse\x12O\n\x08ReadBlob\x12\x1f.kiln.bundle.v1.ReadBlobRequest\x1a .kiln.bundle.v1.ReadBlobResponse0\x01\x12M\n\x08SetAlias\x12\x1f.kiln.bundle.v1.SetAliasRequest\x1a .kiln.bundle.v1.SetAliasResponse\x12V\n\x0b\x44\x65leteAlias\x12\".kiln.bundle.v1.DeleteAliasRequest\x1a#.kiln.bundle.v1.DeleteAliasResponse\x12V\n\x0bListAliases\x12\".kiln.bundle.v1.ListAliasesRequest\x1a#.kiln.bundle.v1.ListAliasesResponse\x12V\n\x0bLeaseBundle\x12\".kiln.bundle.v1.LeaseBundleRequest\x1a#.kiln.bundle.v1.LeaseBundleResponse\x12Y\n\x0cReleaseLease\x12#.kiln.bundle.v1.ReleaseLeaseRequest\x1a$.kiln.bundle.v1.ReleaseLeaseResponse\x12S\n\nListLeases\x12!.kiln.bundle.v1.ListLeasesRequest\x1a\".kiln.bundle.v1.ListLeasesResponse\x12_\n\x0e\x43ollectGarbage\x12%.kiln.bundle.v1.CollectGarbageRequest\x1a&.kiln.bundle.v1.CollectGarbageResponse\x12[\n\x0cImportBundle\x12#.kiln.bundle.v1.ImportBundleRequest\x1a$.kiln.bundle.v1.ImportBundleResponse0\x01\x42\x81\x01\n\x12\x64\x65v.kiln.bundle.v1P\x01Z%kiln.local/go/kiln/bundle/v1;bundlev1\xaa\x02\x0eKiln.Bundle.V1\xba\x02\x0cKilnBundleV1\xca\x02\x0eKiln\\Bundle\\V1\xea\x02\x10Kiln::Bundle::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kiln.bundle.v1.bundle_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\022dev.kiln.bundle.v1P\001Z%kiln.local/go/kiln/bundle/v1;bundlev1\252\002\016Kiln.Bundle.V1\272\002\014KilnBundleV1\312\002\016Kiln\\Bundle\\V1\352\002\020Kiln::Bundle::V1'
-  _globals['_BUNDLECONTENTS']._serialized_start=2595
-  _globals['_BUNDLECONTENTS']._serialized_end=2732
-  _globals['_GOLDENCHECK']._serialized_start=2734
-  _globals['_GOLDENCHECK']._serialized_end=2856
+  _globals['_BUNDLECONTENTS']._serialized_start=2710
+  _globals['_BUNDLECONTENTS']._serialized_end=2847
+  _globals['_GOLDENCHECK']._serialized_start=2849
+  _globals['_GOLDENCHECK']._serialized_end=2971
   _globals['_BUNDLE']._serialized_start=113
   _globals['_BUNDLE']._serialized_end=482
   _globals['_BLOB']._serialized_start=484
@@ -56,48 +56,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETEBUNDLEREQUEST']._serialized_end=924
   _globals['_DELETEBUNDLERESPONSE']._serialized_start=926
   _globals['_DELETEBUNDLERESPONSE']._serialized_end=1004
-  _globals['_READBLOBREQUEST']._serialized_start=1006
-  _globals['_READBLOBREQUEST']._serialized_end=1061
-  _globals['_READBLOBRESPONSE']._serialized_start=1063
-  _globals['_READBLOBRESPONSE']._serialized_end=1095
-  _globals['_SETALIASREQUEST']._serialized_start=1097
-  _globals['_SETALIASREQUEST']._serialized_end=1170
-  _globals['_SETALIASRESPONSE']._serialized_start=1172
-  _globals['_SETALIASRESPONSE']._serialized_end=1228
-  _globals['_DELETEALIASREQUEST']._serialized_start=1230
-  _globals['_DELETEALIASREQUEST']._serialized_end=1307
-  _globals['_DELETEALIASRESPONSE']._serialized_start=1309
-  _globals['_DELETEALIASRESPONSE']._serialized_end=1330
-  _globals['_LISTALIASESREQUEST']._serialized_start=1332
-  _globals['_LISTALIASESREQUEST']._serialized_end=1366
-  _globals['_LISTALIASESRESPONSE']._serialized_start=1368
-  _globals['_LISTALIASESRESPONSE']._serialized_end=1429
-  _globals['_LEASE']._serialized_start=1431
-  _globals['_LEASE']._serialized_end=1519
-  _globals['_LEASEBUNDLEREQUEST']._serialized_start=1521
-  _globals['_LEASEBUNDLEREQUEST']._serialized_end=1615
-  _globals['_LEASEBUNDLERESPONSE']._serialized_start=1617
-  _globals['_LEASEBUNDLERESPONSE']._serialized_end=1676
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1678
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1731
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1733
-  _globals['_RELEASELEASERESPONSE']._serialized_end=1779
-  _globals['_LISTLEASESREQUEST']._serialized_start=1781
-  _globals['_LISTLEASESREQUEST']._serialized_end=1816
-  _globals['_LISTLEASESRESPONSE']._serialized_start=1818
-  _globals['_LISTLEASESRESPONSE']._serialized_end=1877
-  _globals['_COLLECTGARBAGEREQUEST']._serialized_start=1879
-  _globals['_COLLECTGARBAGEREQUEST']._serialized_end=1969
-  _globals['_COLLECTGARBAGERESPONSE']._serialized_start=1972
-  _globals['_COLLECTGARBAGERESPONSE']._serialized_end=2132
-  _globals['_IMPORTBUNDLEREQUEST']._serialized_start=2134
-  _globals['_IMPORTBUNDLEREQUEST']._serialized_end=2260
-  _globals['_IMPORTBUNDLERESPONSE']._serialized_start=2263
-  _globals['_IMPORTBUNDLERESPONSE']._serialized_end=2394
-  _globals['_IMPORTPROGRESS']._serialized_start=2396
-  _globals['_IMPORTPROGRESS']._serialized_end=2453
-  _globals['_IMPORTRESULT']._serialized_start=2456
-  _globals['_IMPORTRESULT']._serialized_end=2592
-  _globals['_BUNDLESERVICE']._serialized_start=2859
-  _globals['_BUNDLESERVICE']._serialized_end=3925
+  _globals['_SETBUNDLEOWNERREQUEST']._serialized_start=1006
+  _globals['_SETBUNDLEOWNERREQUEST']._serialized_end=1058
+  _globals['_SETBUNDLEOWNERRESPONSE']._serialized_start=1060
+  _globals['_SETBUNDLEOWNERRESPONSE']._serialized_end=1106
+  _globals['_READBLOBREQUEST']._serialized_start=1108
+  _globals['_READBLOBREQUEST']._serialized_end=1176
+  _globals['_READBLOBRESPONSE']._serialized_start=1178
+  _globals['_READBLOBRESPONSE']._serialized_end=1210
+  _globals['_SETALIASREQUEST']._serialized_start=1212
+  _globals['_SETALIASREQUEST']._serialized_end=1285
+  _globals['_SETALIASRESPONSE']._serialized_start=1287
+  _globals['_SETALIASRESPONSE']._serialized_end=1343
+  _globals['_DELETEALIASREQUEST']._serialized_start=1345
+  _globals['_DELETEALIASREQUEST']._serialized_end=1422
+  _globals['_DELETEALIASRESPONSE']._serialized_start=1424
+  _globals['_DELETEALIASRESPONSE']._serialized_end=1445
+  _globals['_LISTALIASESREQUEST']._serialized_start=1447
+  _globals['_LISTALIASESREQUEST']._serialized_end=1481
+  _globals['_LISTALIASESRESPONSE']._serialized_start=1483
+  _globals['_LISTALIASESRESPONSE']._serialized_end=1544
+  _globals['_LEASE']._serialized_start=1546
+  _globals['_LEASE']._serialized_end=1634
+  _globals['_LEASEBUNDLEREQUEST']._serialized_start=1636
+  _globals['_LEASEBUNDLEREQUEST']._serialized_end=1730
+  _globals['_LEASEBUNDLERESPONSE']._serialized_start=1732
+  _globals['_LEASEBUNDLERESPONSE']._serialized_end=1791
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1793
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1846
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1848
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1894
+  _globals['_LISTLEASESREQUEST']._serialized_start=1896
+  _globals['_LISTLEASESREQUEST']._serialized_end=1931
+  _globals['_LISTLEASESRESPONSE']._serialized_start=1933
+  _globals['_LISTLEASESRESPONSE']._serialized_end=1992
+  _globals['_COLLECTGARBAGEREQUEST']._serialized_start=1994
+  _globals['_COLLECTGARBAGEREQUEST']._serialized_end=2084
+  _globals['_COLLECTGARBAGERESPONSE']._serialized_start=2087
+  _globals['_COLLECTGARBAGERESPONSE']._serialized_end=2247
+  _globals['_IMPORTBUNDLEREQUEST']._serialized_start=2249
+  _globals['_IMPORTBUNDLEREQUEST']._serialized_end=2375
+  _globals['_IMPORTBUNDLERESPONSE']._serialized_start=2378
+  _globals['_IMPORTBUNDLERESPONSE']._serialized_end=2509
+  _globals['_IMPORTPROGRESS']._serialized_start=2511
+  _globals['_IMPORTPROGRESS']._serialized_end=2568
+  _globals['_IMPORTRESULT']._serialized_start=2571
+  _globals['_IMPORTRESULT']._serialized_end=2707
+  _globals['_BUNDLESERVICE']._serialized_start=2974
+  _globals['_BUNDLESERVICE']._serialized_end=4137
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/bundle/v1/bundle.proto.
  */
 export const file_kiln_bundle_v1_bundle: GenFile = /*@__PURE__*/
-  fileDesc("ChtraWxuL2J1bmRsZS92MS9idW5kbGUucHJvdG8SDmtpbG4uYnVuZGxlLnYxIvECCgZCdW5kbGUSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRISCgpzaXplX2J5dGVzGAQgASgDEi8KC2NyZWF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIPCgdhbGlhc2VzGAYgAygJEhgKEGdyYXBoX2FiaV9kaWdlc3QYByABKAkSFQoNbWFuaWZlc3RfanNvbhgIIAEoDBIjCgVibG9icxgJIAMoCzIULmtpbG4uYnVuZGxlLnYxLkJsb2ISMAoIY29udGVudHMYCiABKA4yHi5raWxuLmJ1bmRsZS52MS5CdW5kbGVDb250ZW50cxInCglyZWZlcnJlcnMYCyADKAsyFC5raWxuLmJ1bmRsZS52MS5CbG9iEjEKDGdvbGRlbl9jaGVjaxgMIAEoDjIbLmtpbG4uYnVuZGxlLnYxLkdvbGRlbkNoZWNrIk0KBEJsb2ISDgoGZGlnZXN0GAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMSEgoKbWVkaWFfdHlwZRgDIAEoCRINCgV0aXRsZRgEIAEoCSJDCgVBbGlhcxIMCgRuYW1lGAEgASgJEg0KBWFsaWFzGAIgASgJEg8KB3ZlcnNpb24YAyABKAUSDAoEZXRhZxgEIAEoCSIfChBHZXRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSI7ChFHZXRCdW5kbGVSZXNwb25zZRImCgZidW5kbGUYASABKAsyFi5raWxuLmJ1bmRsZS52MS5CdW5kbGUiSQoSTGlzdEJ1bmRsZXNSZXF1ZXN0EgwKBG5hbWUYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkiVwoTTGlzdEJ1bmRsZXNSZXNwb25zZRInCgdidW5kbGVzGAEgAygLMhYua2lsbi5idW5kbGUudjEuQnVuZGxlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIiChNEZWxldGVCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSJOChREZWxldGVCdW5kbGVSZXNwb25zZRIaChJkZWxldGVkX2Jsb2JfY291bnQYASABKAUSGgoSZGVsZXRlZF9zaXplX2J5dGVzGAIgASgDIjcKD1JlYWRCbG9iUmVxdWVzdBIOCgZkaWdlc3QYASABKAkSFAoMb2Zmc2V0X2J5dGVzGAIgASgDIiAKEFJlYWRCbG9iUmVzcG9uc2USDAoEZGF0YRgBIAEoDCJJCg9TZXRBbGlhc1JlcXVlc3QSCwoDcmVmGAEgASgJEg0KBWFsaWFzGAIgASgJEhEKBGV0YWcYAyABKAlIAIgBAUIHCgVfZXRhZyI4ChBTZXRBbGlhc1Jlc3BvbnNlEiQKBWFsaWFzGAEgASgLMhUua2lsbi5idW5kbGUudjEuQWxpYXMiTQoSRGVsZXRlQWxpYXNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFYWxpYXMYAiABKAkSEQoEZXRhZxgDIAEoCUgAiAEBQgcKBV9ldGFnIhUKE0RlbGV0ZUFsaWFzUmVzcG9uc2UiIgoSTGlzdEFsaWFzZXNSZXF1ZXN0EgwKBG5hbWUYASABKAkiPQoTTGlzdEFsaWFzZXNSZXNwb25zZRImCgdhbGlhc2VzGAEgAygLMhUua2lsbi5idW5kbGUudjEuQWxpYXMiWAoFTGVhc2USDgoGaG9sZGVyGAEgASgJEg4KBmRpZ2VzdBgCIAEoCRIvCgtleHBpcmVfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiXgoSTGVhc2VCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIOCgZob2xkZXIYAiABKAkSKwoIZHVyYXRpb24YAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iOwoTTGVhc2VCdW5kbGVSZXNwb25zZRIkCgVsZWFzZRgBIAEoCzIVLmtpbG4uYnVuZGxlLnYxLkxlYXNlIjUKE1JlbGVhc2VMZWFzZVJlcXVlc3QSDgoGaG9sZGVyGAEgASgJEg4KBmRpZ2VzdBgCIAEoCSIuChRSZWxlYXNlTGVhc2VSZXNwb25zZRIWCg5yZWxlYXNlZF9jb3VudBgBIAEoBSIjChFMaXN0TGVhc2VzUmVxdWVzdBIOCgZkaWdlc3QYASABKAkiOwoSTGlzdExlYXNlc1Jlc3BvbnNlEiUKBmxlYXNlcxgBIAMoCzIVLmtpbG4uYnVuZGxlLnYxLkxlYXNlIloKFUNvbGxlY3RHYXJiYWdlUmVxdWVzdBIPCgdkcnlfcnVuGAEgASgIEjAKDW1heF9jYWNoZV9hZ2UYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24ioAEKFkNvbGxlY3RHYXJiYWdlUmVzcG9uc2USHAoUZGVsZXRlZF9idW5kbGVfY291bnQYASABKAUSGgoSZGVsZXRlZF9ibG9iX2NvdW50GAIgASgFEhoKEmRlbGV0ZWRfc2l6ZV9ieXRlcxgDIAEoAxIXCg9rZXB0X2Jsb2JfY291bnQYBCABKAUSFwoPa2VwdF9zaXplX2J5dGVzGAUgASgDIn4KE0ltcG9ydEJ1bmRsZVJlcXVlc3QSDgoGbGF5b3V0GAEgASgJEhIKCnNvdXJjZV9yZWYYAiABKAkSDAoEbmFtZRgDIAEoCRINCgVhbGlhcxgEIAEoCRIXCgphbGlhc19ldGFnGAUgASgJSACIAQFCDQoLX2FsaWFzX2V0YWcigwEKFEltcG9ydEJ1bmRsZVJlc3BvbnNlEjIKCHByb2dyZXNzGAEgASgLMh4ua2lsbi5idW5kbGUudjEuSW1wb3J0UHJvZ3Jlc3NIABIuCgZyZXN1bHQYAiABKAsyHC5raWxuLmJ1bmRsZS52MS5JbXBvcnRSZXN1bHRIAEIHCgVldmVudCI5Cg5JbXBvcnRQcm9ncmVzcxISCgpkb25lX2J5dGVzGAEgASgDEhMKC3RvdGFsX2J5dGVzGAIgASgDIogBCgxJbXBvcnRSZXN1bHQSJgoGYnVuZGxlGAEgASgLMhYua2lsbi5idW5kbGUudjEuQnVuZGxlEhkKEWNvcGllZF9ibG9iX2NvdW50GAIgASgFEhkKEWNvcGllZF9zaXplX2J5dGVzGAMgASgDEhoKEnByZXNlbnRfYmxvYl9jb3VudBgEIAEoBSqJAQoOQnVuZGxlQ29udGVudHMSHwobQlVORExFX0NPTlRFTlRTX1VOU1BFQ0lGSUVEEAASGAoUQlVORExFX0NPTlRFTlRTX0ZVTEwQARIfChtCVU5ETEVfQ09OVEVOVFNfRVhFQ1VUQUJMRVMQAhIbChdCVU5ETEVfQ09OVEVOVFNfV0VJR0hUUxADKnoKC0dvbGRlbkNoZWNrEhwKGEdPTERFTl9DSEVDS19VTlNQRUNJRklFRBAAEhUKEUdPTERFTl9DSEVDS19OT05FEAESHAoYR09MREVOX0NIRUNLX0VYRUNVVEFCTEVTEAISGAoUR09MREVOX0NIRUNLX1hMQV9DUFUQAzKqCAoNQnVuZGxlU2VydmljZRJQCglHZXRCdW5kbGUSIC5raWxuLmJ1bmRsZS52MS5HZXRCdW5kbGVSZXF1ZXN0GiEua2lsbi5idW5kbGUudjEuR2V0QnVuZGxlUmVzcG9uc2USVgoLTGlzdEJ1bmRsZXMSIi5raWxuLmJ1bmRsZS52MS5MaXN0QnVuZGxlc1JlcXVlc3QaIy5raWxuLmJ1bmRsZS52MS5MaXN0QnVuZGxlc1Jlc3BvbnNlElkKDERlbGV0ZUJ1bmRsZRIjLmtpbG4uYnVuZGxlLnYxLkRlbGV0ZUJ1bmRsZVJlcXVlc3QaJC5raWxuLmJ1bmRsZS52MS5EZWxldGVCdW5kbGVSZXNwb25zZRJPCghSZWFkQmxvYhIfLmtpbG4uYnVuZGxlLnYxLlJlYWRCbG9iUmVxdWVzdBogLmtpbG4uYnVuZGxlLnYxLlJlYWRCbG9iUmVzcG9uc2UwARJNCghTZXRBbGlhcxIfLmtpbG4uYnVuZGxlLnYxLlNldEFsaWFzUmVxdWVzdBogLmtpbG4uYnVuZGxlLnYxLlNldEFsaWFzUmVzcG9uc2USVgoLRGVsZXRlQWxpYXMSIi5raWxuLmJ1bmRsZS52MS5EZWxldGVBbGlhc1JlcXVlc3QaIy5raWxuLmJ1bmRsZS52MS5EZWxldGVBbGlhc1Jlc3BvbnNlElYKC0xpc3RBbGlhc2VzEiIua2lsbi5idW5kbGUudjEuTGlzdEFsaWFzZXNSZXF1ZXN0GiMua2lsbi5idW5kbGUudjEuTGlzdEFsaWFzZXNSZXNwb25zZRJWCgtMZWFzZUJ1bmRsZRIiLmtpbG4uYnVuZGxlLnYxLkxlYXNlQnVuZGxlUmVxdWVzdBojLmtpbG4uYnVuZGxlLnYxLkxlYXNlQnVuZGxlUmVzcG9uc2USWQoMUmVsZWFzZUxlYXNlEiMua2lsbi5idW5kbGUudjEuUmVsZWFzZUxlYXNlUmVxdWVzdBokLmtpbG4uYnVuZGxlLnYxLlJlbGVhc2VMZWFzZVJlc3BvbnNlElMKCkxpc3RMZWFzZXMSIS5raWxuLmJ1bmRsZS52MS5MaXN0TGVhc2VzUmVxdWVzdBoiLmtpbG4uYnVuZGxlLnYxLkxpc3RMZWFzZXNSZXNwb25zZRJfCg5Db2xsZWN0R2FyYmFnZRIlLmtpbG4uYnVuZGxlLnYxLkNvbGxlY3RHYXJiYWdlUmVxdWVzdBomLmtpbG4uYnVuZGxlLnYxLkNvbGxlY3RHYXJiYWdlUmVzcG9uc2USWwoMSW1wb3J0QnVuZGxlEiMua2lsbi5idW5kbGUudjEuSW1wb3J0QnVuZGxlUmVxdWVzdBokLmtpbG4uYnVuZGxlLnYxLkltcG9ydEJ1bmRsZVJlc3BvbnNlMAFCgQEKEmRldi5raWxuLmJ1bmRsZS52MVABWiVraWxuLmxvY2FsL2dvL2tpbG4vYnVuZGxlL3YxO2J1bmRsZXYxqgIOS2lsbi5CdW5kbGUuVjG6AgxLaWxuQnVuZGxlVjHKAg5LaWxuXEJ1bmRsZVxWMeoCEEtpbG46OkJ1bmRsZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChtraWxuL2J1bmRsZS92MS9idW5kbGUucHJvdG8SDmtpbG4uYnVuZGxlLnYxIvECCgZCdW5kbGUSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRISCgpzaXplX2J5dGVzGAQgASgDEi8KC2NyZWF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIPCgdhbGlhc2VzGAYgAygJEhgKEGdyYXBoX2FiaV9kaWdlc3QYByABKAkSFQoNbWFuaWZlc3RfanNvbhgIIAEoDBIjCgVibG9icxgJIAMoCzIULmtpbG4uYnVuZGxlLnYxLkJsb2ISMAoIY29udGVudHMYCiABKA4yHi5raWxuLmJ1bmRsZS52MS5CdW5kbGVDb250ZW50cxInCglyZWZlcnJlcnMYCyADKAsyFC5raWxuLmJ1bmRsZS52MS5CbG9iEjEKDGdvbGRlbl9jaGVjaxgMIAEoDjIbLmtpbG4uYnVuZGxlLnYxLkdvbGRlbkNoZWNrIk0KBEJsb2ISDgoGZGlnZXN0GAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMSEgoKbWVkaWFfdHlwZRgDIAEoCRINCgV0aXRsZRgEIAEoCSJDCgVBbGlhcxIMCgRuYW1lGAEgASgJEg0KBWFsaWFzGAIgASgJEg8KB3ZlcnNpb24YAyABKAUSDAoEZXRhZxgEIAEoCSIfChBHZXRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSI7ChFHZXRCdW5kbGVSZXNwb25zZRImCgZidW5kbGUYASABKAsyFi5raWxuLmJ1bmRsZS52MS5CdW5kbGUiSQoSTGlzdEJ1bmRsZXNSZXF1ZXN0EgwKBG5hbWUYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkiVwoTTGlzdEJ1bmRsZXNSZXNwb25zZRInCgdidW5kbGVzGAEgAygLMhYua2lsbi5idW5kbGUudjEuQnVuZGxlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIiChNEZWxldGVCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSJOChREZWxldGVCdW5kbGVSZXNwb25zZRIaChJkZWxldGVkX2Jsb2JfY291bnQYASABKAUSGgoSZGVsZXRlZF9zaXplX2J5dGVzGAIgASgDIjQKFVNldEJ1bmRsZU93bmVyUmVxdWVzdBIMCgRuYW1lGAEgASgJEg0KBW93bmVyGAIgASgJIi4KFlNldEJ1bmRsZU93bmVyUmVzcG9uc2USFAoMZm9ybWVyX293bmVyGAEgASgJIkQKD1JlYWRCbG9iUmVxdWVzdBIOCgZkaWdlc3QYASABKAkSFAoMb2Zmc2V0X2J5dGVzGAIgASgDEgsKA3JlZhgDIAEoCSIgChBSZWFkQmxvYlJlc3BvbnNlEgwKBGRhdGEYASABKAwiSQoPU2V0QWxpYXNSZXF1ZXN0EgsKA3JlZhgBIAEoCRINCgVhbGlhcxgCIAEoCRIRCgRldGFnGAMgASgJSACIAQFCBwoFX2V0YWciOAoQU2V0QWxpYXNSZXNwb25zZRIkCgVhbGlhcxgBIAEoCzIVLmtpbG4uYnVuZGxlLnYxLkFsaWFzIk0KEkRlbGV0ZUFsaWFzUmVxdWVzdBIMCgRuYW1lGAEgASgJEg0KBWFsaWFzGAIgASgJEhEKBGV0YWcYAyABKAlIAIgBAUIHCgVfZXRhZyIVChNEZWxldGVBbGlhc1Jlc3BvbnNlIiIKEkxpc3RBbGlhc2VzUmVxdWVzdBIMCgRuYW1lGAEgASgJIj0KE0xpc3RBbGlhc2VzUmVzcG9uc2USJgoHYWxpYXNlcxgBIAMoCzIVLmtpbG4uYnVuZGxlLnYxLkFsaWFzIlgKBUxlYXNlEg4KBmhvbGRlchgBIAEoCRIOCgZkaWdlc3QYAiABKAkSLwoLZXhwaXJlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIl4KEkxlYXNlQnVuZGxlUmVxdWVzdBILCgNyZWYYASABKAkSDgoGaG9sZGVyGAIgASgJEisKCGR1cmF0aW9uGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjsKE0xlYXNlQnVuZGxlUmVzcG9uc2USJAoFbGVhc2UYASABKAsyFS5raWxuLmJ1bmRsZS52MS5MZWFzZSI1ChNSZWxlYXNlTGVhc2VSZXF1ZXN0Eg4KBmhvbGRlchgBIAEoCRIOCgZkaWdlc3QYAiABKAkiLgoUUmVsZWFzZUxlYXNlUmVzcG9uc2USFgoOcmVsZWFzZWRfY291bnQYASABKAUiIwoRTGlzdExlYXNlc1JlcXVlc3QSDgoGZGlnZXN0GAEgASgJIjsKEkxpc3RMZWFzZXNSZXNwb25zZRIlCgZsZWFzZXMYASADKAsyFS5raWxuLmJ1bmRsZS52MS5MZWFzZSJaChVDb2xsZWN0R2FyYmFnZVJlcXVlc3QSDwoHZHJ5X3J1bhgBIAEoCBIwCg1tYXhfY2FjaGVfYWdlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIqABChZDb2xsZWN0R2FyYmFnZVJlc3BvbnNlEhwKFGRlbGV0ZWRfYnVuZGxlX2NvdW50GAEgASgFEhoKEmRlbGV0ZWRfYmxvYl9jb3VudBgCIAEoBRIaChJkZWxldGVkX3NpemVfYnl0ZXMYAyABKAMSFwoPa2VwdF9ibG9iX2NvdW50GAQgASgFEhcKD2tlcHRfc2l6ZV9ieXRlcxgFIAEoAyJ+ChNJbXBvcnRCdW5kbGVSZXF1ZXN0Eg4KBmxheW91dBgBIAEoCRISCgpzb3VyY2VfcmVmGAIgASgJEgwKBG5hbWUYAyABKAkSDQoFYWxpYXMYBCABKAkSFwoKYWxpYXNfZXRhZxgFIAEoCUgAiAEBQg0KC19hbGlhc19ldGFnIoMBChRJbXBvcnRCdW5kbGVSZXNwb25zZRIyCghwcm9ncmVzcxgBIAEoCzIeLmtpbG4uYnVuZGxlLnYxLkltcG9ydFByb2dyZXNzSAASLgoGcmVzdWx0GAIgASgLMhwua2lsbi5idW5kbGUudjEuSW1wb3J0UmVzdWx0SABCBwoFZXZlbnQiOQoOSW1wb3J0UHJvZ3Jlc3MSEgoKZG9uZV9ieXRlcxgBIAEoAxITCgt0b3RhbF9ieXRlcxgCIAEoAyKIAQoMSW1wb3J0UmVzdWx0EiYKBmJ1bmRsZRgBIAEoCzIWLmtpbG4uYnVuZGxlLnYxLkJ1bmRsZRIZChFjb3BpZWRfYmxvYl9jb3VudBgCIAEoBRIZChFjb3BpZWRfc2l6ZV9ieXRlcxgDIAEoAxIaChJwcmVzZW50X2Jsb2JfY291bnQYBCABKAUqiQEKDkJ1bmRsZUNvbnRlbnRzEh8KG0JVTkRMRV9DT05URU5UU19VTlNQRUNJRklFRBAAEhgKFEJVTkRMRV9DT05URU5UU19GVUxMEAESHwobQlVORExFX0NPTlRFTlRTX0VYRUNVVEFCTEVTEAISGwoXQlVORExFX0NPTlRFTlRTX1dFSUdIVFMQAyp6CgtHb2xkZW5DaGVjaxIcChhHT0xERU5fQ0hFQ0tfVU5TUEVDSUZJRUQQABIVChFHT0xERU5fQ0hFQ0tfTk9ORRABEhwKGEdPTERFTl9DSEVDS19FWEVDVVRBQkxFUxACEhgKFEdPTERFTl9DSEVDS19YTEFfQ1BVEAMyiwkKDUJ1bmRsZVNlcnZpY2USUAoJR2V0QnVuZGxlEiAua2lsbi5idW5kbGUudjEuR2V0QnVuZGxlUmVxdWVzdBohLmtpbG4uYnVuZGxlLnYxLkdldEJ1bmRsZVJlc3BvbnNlElYKC0xpc3RCdW5kbGVzEiIua2lsbi5idW5kbGUudjEuTGlzdEJ1bmRsZXNSZXF1ZXN0GiMua2lsbi5idW5kbGUudjEuTGlzdEJ1bmRsZXNSZXNwb25zZRJfCg5TZXRCdW5kbGVPd25lchIlLmtpbG4uYnVuZGxlLnYxLlNldEJ1bmRsZU93bmVyUmVxdWVzdBomLmtpbG4uYnVuZGxlLnYxLlNldEJ1bmRsZU93bmVyUmVzcG9uc2USWQoMRGVsZXRlQnVuZGxlEiMua2lsbi5idW5kbGUudjEuRGVsZXRlQnVuZGxlUmVxdWVzdBokLmtpbG4uYnVuZGxlLnYxLkRlbGV0ZUJ1bmRsZVJlc3BvbnNlEk8KCFJlYWRCbG9iEh8ua2lsbi5idW5kbGUudjEuUmVhZEJsb2JSZXF1ZXN0GiAua2lsbi5idW5kbGUudjEuUmVhZEJsb2JSZXNwb25zZTABEk0KCFNldEFsaWFzEh8ua2lsbi5idW5kbGUudjEuU2V0QWxpYXNSZXF1ZXN0GiAua2lsbi5idW5kbGUudjEuU2V0QWxpYXNSZXNwb25zZRJWCgtEZWxldGVBbGlhcxIiLmtpbG4uYnVuZGxlLnYxLkRlbGV0ZUFsaWFzUmVxdWVzdBojLmtpbG4uYnVuZGxlLnYxLkRlbGV0ZUFsaWFzUmVzcG9uc2USVgoLTGlzdEFsaWFzZXMSIi5raWxuLmJ1bmRsZS52MS5MaXN0QWxpYXNlc1JlcXVlc3QaIy5raWxuLmJ1bmRsZS52MS5MaXN0QWxpYXNlc1Jlc3BvbnNlElYKC0xlYXNlQnVuZGxlEiIua2lsbi5idW5kbGUudjEuTGVhc2VCdW5kbGVSZXF1ZXN0GiMua2lsbi5idW5kbGUudjEuTGVhc2VCdW5kbGVSZXNwb25zZRJZCgxSZWxlYXNlTGVhc2USIy5raWxuLmJ1bmRsZS52MS5SZWxlYXNlTGVhc2VSZXF1ZXN0GiQua2lsbi5idW5kbGUudjEuUmVsZWFzZUxlYXNlUmVzcG9uc2USUwoKTGlzdExlYXNlcxIhLmtpbG4uYnVuZGxlLnYxLkxpc3RMZWFzZXNSZXF1ZXN0GiIua2lsbi5idW5kbGUudjEuTGlzdExlYXNlc1Jlc3BvbnNlEl8KDkNvbGxlY3RHYXJiYWdlEiUua2lsbi5idW5kbGUudjEuQ29sbGVjdEdhcmJhZ2VSZXF1ZXN0GiYua2lsbi5idW5kbGUudjEuQ29sbGVjdEdhcmJhZ2VSZXNwb25zZRJbCgxJbXBvcnRCdW5kbGUSIy5raWxuLmJ1bmRsZS52MS5JbXBvcnRCdW5kbGVSZXF1ZXN0GiQua2lsbi5idW5kbGUudjEuSW1wb3J0QnVuZGxlUmVzcG9uc2UwAUKBAQoSZGV2LmtpbG4uYnVuZGxlLnYxUAFaJWtpbG4ubG9jYWwvZ28va2lsbi9idW5kbGUvdjE7YnVuZGxldjGqAg5LaWxuLkJ1bmRsZS5WMboCDEtpbG5CdW5kbGVWMcoCDktpbG5cQnVuZGxlXFYx6gIQS2lsbjo6QnVuZGxlOjpWMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Bundle is one version of a bundle.
@@ -354,6 +354,56 @@ export const DeleteBundleResponseSchema: GenMessage<DeleteBundleResponse> = /*@_
   messageDesc(file_kiln_bundle_v1_bundle, 8);
 
 /**
+ * SetBundleOwnerRequest names a bundle name and its new owner.
+ *
+ * @generated from message kiln.bundle.v1.SetBundleOwnerRequest
+ */
+export type SetBundleOwnerRequest = Message<"kiln.bundle.v1.SetBundleOwnerRequest"> & {
+  /**
+   * Bundle name. One that is new is kept for the owner. Required.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Principal, as its token or certificate names it; at most 256 characters. Empty for nobody: the scope `admin`, or a
+   * pattern of bundle names, may publish under the name.
+   *
+   * @generated from field: string owner = 2;
+   */
+  owner: string;
+};
+
+/**
+ * Describes the message kiln.bundle.v1.SetBundleOwnerRequest.
+ * Use `create(SetBundleOwnerRequestSchema)` to create a new message.
+ */
+export const SetBundleOwnerRequestSchema: GenMessage<SetBundleOwnerRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_bundle_v1_bundle, 9);
+
+/**
+ * SetBundleOwnerResponse tells whose the name was.
+ *
+ * @generated from message kiln.bundle.v1.SetBundleOwnerResponse
+ */
+export type SetBundleOwnerResponse = Message<"kiln.bundle.v1.SetBundleOwnerResponse"> & {
+  /**
+   * The owner before; empty for nobody.
+   *
+   * @generated from field: string former_owner = 1;
+   */
+  formerOwner: string;
+};
+
+/**
+ * Describes the message kiln.bundle.v1.SetBundleOwnerResponse.
+ * Use `create(SetBundleOwnerResponseSchema)` to create a new message.
+ */
+export const SetBundleOwnerResponseSchema: GenMessage<SetBundleOwnerResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_bundle_v1_bundle, 10);
+
+/**
  * ReadBlobRequest names a blob and where to begin.
  *
  * @generated from message kiln.bundle.v1.ReadBlobRequest
@@ -372,6 +422,14 @@ export type ReadBlobRequest = Message<"kiln.bundle.v1.ReadBlobRequest"> & {
    * @generated from field: int64 offset_bytes = 2;
    */
   offsetBytes: bigint;
+
+  /**
+   * Bundle that has the blob, or that the blob is a referrer of; by name if the caller's token has patterns of bundle names,
+   * which may admit no others. Default: any bundle.
+   *
+   * @generated from field: string ref = 3;
+   */
+  ref: string;
 };
 
 /**
@@ -379,7 +437,7 @@ export type ReadBlobRequest = Message<"kiln.bundle.v1.ReadBlobRequest"> & {
  * Use `create(ReadBlobRequestSchema)` to create a new message.
  */
 export const ReadBlobRequestSchema: GenMessage<ReadBlobRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 9);
+  messageDesc(file_kiln_bundle_v1_bundle, 11);
 
 /**
  * ReadBlobResponse is the next piece of a blob.
@@ -400,7 +458,7 @@ export type ReadBlobResponse = Message<"kiln.bundle.v1.ReadBlobResponse"> & {
  * Use `create(ReadBlobResponseSchema)` to create a new message.
  */
 export const ReadBlobResponseSchema: GenMessage<ReadBlobResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 10);
+  messageDesc(file_kiln_bundle_v1_bundle, 12);
 
 /**
  * SetAliasRequest points an alias at a version.
@@ -435,7 +493,7 @@ export type SetAliasRequest = Message<"kiln.bundle.v1.SetAliasRequest"> & {
  * Use `create(SetAliasRequestSchema)` to create a new message.
  */
 export const SetAliasRequestSchema: GenMessage<SetAliasRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 11);
+  messageDesc(file_kiln_bundle_v1_bundle, 13);
 
 /**
  * SetAliasResponse holds the alias as it is now.
@@ -456,7 +514,7 @@ export type SetAliasResponse = Message<"kiln.bundle.v1.SetAliasResponse"> & {
  * Use `create(SetAliasResponseSchema)` to create a new message.
  */
 export const SetAliasResponseSchema: GenMessage<SetAliasResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 12);
+  messageDesc(file_kiln_bundle_v1_bundle, 14);
 
 /**
  * DeleteAliasRequest names an alias.
@@ -491,7 +549,7 @@ export type DeleteAliasRequest = Message<"kiln.bundle.v1.DeleteAliasRequest"> & 
  * Use `create(DeleteAliasRequestSchema)` to create a new message.
  */
 export const DeleteAliasRequestSchema: GenMessage<DeleteAliasRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 13);
+  messageDesc(file_kiln_bundle_v1_bundle, 15);
 
 /**
  * DeleteAliasResponse is empty.
@@ -506,7 +564,7 @@ export type DeleteAliasResponse = Message<"kiln.bundle.v1.DeleteAliasResponse"> 
  * Use `create(DeleteAliasResponseSchema)` to create a new message.
  */
 export const DeleteAliasResponseSchema: GenMessage<DeleteAliasResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 14);
+  messageDesc(file_kiln_bundle_v1_bundle, 16);
 
 /**
  * ListAliasesRequest asks for aliases.
@@ -527,7 +585,7 @@ export type ListAliasesRequest = Message<"kiln.bundle.v1.ListAliasesRequest"> & 
  * Use `create(ListAliasesRequestSchema)` to create a new message.
  */
 export const ListAliasesRequestSchema: GenMessage<ListAliasesRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 15);
+  messageDesc(file_kiln_bundle_v1_bundle, 17);
 
 /**
  * ListAliasesResponse holds aliases by name.
@@ -548,7 +606,7 @@ export type ListAliasesResponse = Message<"kiln.bundle.v1.ListAliasesResponse"> 
  * Use `create(ListAliasesResponseSchema)` to create a new message.
  */
 export const ListAliasesResponseSchema: GenMessage<ListAliasesResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 16);
+  messageDesc(file_kiln_bundle_v1_bundle, 18);
 
 /**
  * Lease keeps a bundle's blobs from being collected.
@@ -583,7 +641,7 @@ export type Lease = Message<"kiln.bundle.v1.Lease"> & {
  * Use `create(LeaseSchema)` to create a new message.
  */
 export const LeaseSchema: GenMessage<Lease> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 17);
+  messageDesc(file_kiln_bundle_v1_bundle, 19);
 
 /**
  * LeaseBundleRequest asks for a lease. A holder has one lease on a bundle: asking again renews it.
@@ -618,7 +676,7 @@ export type LeaseBundleRequest = Message<"kiln.bundle.v1.LeaseBundleRequest"> & 
  * Use `create(LeaseBundleRequestSchema)` to create a new message.
  */
 export const LeaseBundleRequestSchema: GenMessage<LeaseBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 18);
+  messageDesc(file_kiln_bundle_v1_bundle, 20);
 
 /**
  * LeaseBundleResponse holds the lease.
@@ -639,7 +697,7 @@ export type LeaseBundleResponse = Message<"kiln.bundle.v1.LeaseBundleResponse"> 
  * Use `create(LeaseBundleResponseSchema)` to create a new message.
  */
 export const LeaseBundleResponseSchema: GenMessage<LeaseBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 19);
+  messageDesc(file_kiln_bundle_v1_bundle, 21);
 
 /**
  * ReleaseLeaseRequest names a lease.
@@ -667,7 +725,7 @@ export type ReleaseLeaseRequest = Message<"kiln.bundle.v1.ReleaseLeaseRequest"> 
  * Use `create(ReleaseLeaseRequestSchema)` to create a new message.
  */
 export const ReleaseLeaseRequestSchema: GenMessage<ReleaseLeaseRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 20);
+  messageDesc(file_kiln_bundle_v1_bundle, 22);
 
 /**
  * ReleaseLeaseResponse tells what ended.
@@ -688,7 +746,7 @@ export type ReleaseLeaseResponse = Message<"kiln.bundle.v1.ReleaseLeaseResponse"
  * Use `create(ReleaseLeaseResponseSchema)` to create a new message.
  */
 export const ReleaseLeaseResponseSchema: GenMessage<ReleaseLeaseResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 21);
+  messageDesc(file_kiln_bundle_v1_bundle, 23);
 
 /**
  * ListLeasesRequest asks for leases.
@@ -709,7 +767,7 @@ export type ListLeasesRequest = Message<"kiln.bundle.v1.ListLeasesRequest"> & {
  * Use `create(ListLeasesRequestSchema)` to create a new message.
  */
 export const ListLeasesRequestSchema: GenMessage<ListLeasesRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 22);
+  messageDesc(file_kiln_bundle_v1_bundle, 24);
 
 /**
  * ListLeasesResponse holds leases by digest and holder.
@@ -730,7 +788,7 @@ export type ListLeasesResponse = Message<"kiln.bundle.v1.ListLeasesResponse"> & 
  * Use `create(ListLeasesResponseSchema)` to create a new message.
  */
 export const ListLeasesResponseSchema: GenMessage<ListLeasesResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 23);
+  messageDesc(file_kiln_bundle_v1_bundle, 25);
 
 /**
  * CollectGarbageRequest says what to collect.
@@ -758,7 +816,7 @@ export type CollectGarbageRequest = Message<"kiln.bundle.v1.CollectGarbageReques
  * Use `create(CollectGarbageRequestSchema)` to create a new message.
  */
 export const CollectGarbageRequestSchema: GenMessage<CollectGarbageRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 24);
+  messageDesc(file_kiln_bundle_v1_bundle, 26);
 
 /**
  * CollectGarbageResponse tells what was removed, or would be.
@@ -807,7 +865,7 @@ export type CollectGarbageResponse = Message<"kiln.bundle.v1.CollectGarbageRespo
  * Use `create(CollectGarbageResponseSchema)` to create a new message.
  */
 export const CollectGarbageResponseSchema: GenMessage<CollectGarbageResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 25);
+  messageDesc(file_kiln_bundle_v1_bundle, 27);
 
 /**
  * ImportBundleRequest names a bundle of another layout.
@@ -857,7 +915,7 @@ export type ImportBundleRequest = Message<"kiln.bundle.v1.ImportBundleRequest"> 
  * Use `create(ImportBundleRequestSchema)` to create a new message.
  */
 export const ImportBundleRequestSchema: GenMessage<ImportBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 26);
+  messageDesc(file_kiln_bundle_v1_bundle, 28);
 
 /**
  * ImportBundleResponse is one event of an import.
@@ -894,7 +952,7 @@ export type ImportBundleResponse = Message<"kiln.bundle.v1.ImportBundleResponse"
  * Use `create(ImportBundleResponseSchema)` to create a new message.
  */
 export const ImportBundleResponseSchema: GenMessage<ImportBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 27);
+  messageDesc(file_kiln_bundle_v1_bundle, 29);
 
 /**
  * ImportProgress tells where an import stands.
@@ -922,7 +980,7 @@ export type ImportProgress = Message<"kiln.bundle.v1.ImportProgress"> & {
  * Use `create(ImportProgressSchema)` to create a new message.
  */
 export const ImportProgressSchema: GenMessage<ImportProgress> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 28);
+  messageDesc(file_kiln_bundle_v1_bundle, 30);
 
 /**
  * ImportResult tells what was imported.
@@ -964,7 +1022,7 @@ export type ImportResult = Message<"kiln.bundle.v1.ImportResult"> & {
  * Use `create(ImportResultSchema)` to create a new message.
  */
 export const ImportResultSchema: GenMessage<ImportResult> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 29);
+  messageDesc(file_kiln_bundle_v1_bundle, 31);
 
 /**
  * BundleContents is what a bundle can be used for.
@@ -1083,6 +1141,18 @@ export const BundleService: GenService<{
     output: typeof ListBundlesResponseSchema;
   },
   /**
+   * Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
+   * name owns it; names that earlier releases made, or callers without a token, are nobody's until they are given away.
+   * The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
+   *
+   * @generated from rpc kiln.bundle.v1.BundleService.SetBundleOwner
+   */
+  setBundleOwner: {
+    methodKind: "unary";
+    input: typeof SetBundleOwnerRequestSchema;
+    output: typeof SetBundleOwnerResponseSchema;
+  },
+  /**
    * Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
    * reuse stay until CollectGarbage forgets them.
    * Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
@@ -1095,9 +1165,10 @@ export const BundleService: GenService<{
     output: typeof DeleteBundleResponseSchema;
   },
   /**
-   * Streams the bytes of one blob, in order.
-   * Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
-   * RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
+   * Streams the bytes of one blob, in order. The caller needs the scope `read`, or `load`, which runtimes have.
+   * Errors: PERMISSION_DENIED/BUNDLE_FORBIDDEN where the caller's token has patterns of bundle names and none admits that of
+   * `ref`, INVALID_ARGUMENT/REF_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, INVALID_ARGUMENT/DIGEST_INVALID,
+   * INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
    *
    * @generated from rpc kiln.bundle.v1.BundleService.ReadBlob
    */
