@@ -99,8 +99,9 @@ class OwnerInvalid(CompilerError):
 
     reason = "OWNER_INVALID"
 
-    def __init__(self, size: int, limit: int) -> None:
-        violation = FieldViolation("owner", f"{size} characters", f"at most {limit} characters")
+    def __init__(self, owner: str, limit: int) -> None:
+        shown = repr(owner) if len(owner) <= limit else f"{len(owner)} characters"
+        violation = FieldViolation("owner", shown, f"at most {limit} printable characters")
         super().__init__(str(violation), violations=(violation,))
 
 

@@ -21,7 +21,7 @@ from bundle.verification import BlobVerifier
 from compiler_svc.bundles.errors import PathOutsideImportRoots, SourceLayoutInvalid
 from compiler_svc.bundles.store import BundleStore, NamedBundle
 from compiler_svc.database import versions
-from compiler_svc.database.names import NOBODY, Publisher
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import AliasInvalid, NameInvalid
 
@@ -44,7 +44,7 @@ class ImportOrder:
     name: str
     alias: str | None
     alias_etag: str | None
-    publisher: Publisher = NOBODY
+    publisher: Publisher = UNOWNED
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from compiler_svc.bundles.errors import CacheAgeInvalid, LeaseInvalid
 from compiler_svc.database import cache, leases, names, versions
 from compiler_svc.database.engine import Database
 from compiler_svc.database.leases import Lease
-from compiler_svc.database.names import NOBODY, Publisher
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.versions import Alias, Contents, PageOfVersions, Version
 from compiler_svc.errors import AliasInvalid, NameInvalid, OffsetInvalid, OwnerInvalid
 from compiler_svc.records import GOLDEN_TYPE, GoldenMethod
@@ -114,7 +114,7 @@ class BundleStore:
         record: Callable[[Session, Version], T],
         *,
         source: str | None = None,
-        publisher: Publisher = NOBODY,
+        publisher: Publisher = UNOWNED,
     ) -> T:
         """Gives a bundle a version.
 
@@ -153,12 +153,12 @@ class BundleStore:
 
         Raises:
             NameInvalid: The name is malformed.
-            OwnerInvalid: No principal has so long a name.
+            OwnerInvalid: The owner is no name of a principal.
         """
         if not is_name(name):
             raise NameInvalid(name)
-        if len(owner) > MAX_NAME_CHARACTERS:
-            raise OwnerInvalid(len(owner), MAX_NAME_CHARACTERS)
+        if len(owner) > MAX_NAME_CHARACTERS or not owner.isprintable():
+            raise OwnerInvalid(owner, MAX_NAME_CHARACTERS)
         return await self._database.run(lambda session: names.give_name(session, name, owner))
 
     async def delete(self, text: str) -> FreedSpace:

@@ -31,8 +31,8 @@ class Publisher:
         return cls(principal.key, Scope.ADMIN in principal.scopes or principal.bundles is not None)
 
 
-#: Publishes for no principal, under any name.
-NOBODY: Final = Publisher("", takes_any=True)
+#: Publishes for no principal, under any name, as callers without a token do.
+UNOWNED: Final = Publisher("", takes_any=True)
 
 
 def claim_name(session: Session, name: str, publisher: Publisher) -> NameRow:
@@ -47,10 +47,10 @@ def claim_name(session: Session, name: str, publisher: Publisher) -> NameRow:
 
 
 def check_name(session: Session, name: str, publisher: Publisher) -> None:
-    """Checks that somebody may publish under a name.
+    """Checks that a publisher may use a name.
 
     Raises:
-        NameOwned: The name is another's, or nobody's because an earlier release made it.
+        NameOwned: The name is another principal's, or no principal's because an earlier release made it.
     """
     row = session.get(NameRow, name)
     if row is not None:
@@ -58,7 +58,7 @@ def check_name(session: Session, name: str, publisher: Publisher) -> None:
 
 
 def give_name(session: Session, name: str, owner: str) -> str:
-    """Makes a name belong to a principal, or to nobody if `owner` is empty; returns its former owner.
+    """Makes a name belong to a principal, or to none if `owner` is empty; returns its former owner.
 
     The name may be new, and is the owner's to publish under then.
     """

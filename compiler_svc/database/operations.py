@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import delete, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from compiler_svc.database.names import NOBODY, Publisher, check_name
+from compiler_svc.database.names import UNOWNED, Publisher, check_name
 from compiler_svc.database.tables import OperationRow
 from compiler_svc.errors import OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
@@ -93,7 +93,7 @@ def create_operation(
     request_id: str | None,
     request_digest: str,
     spec: bytes,
-    publisher: Publisher = NOBODY,
+    publisher: Publisher = UNOWNED,
 ) -> Operation:
     """Records an accepted compile. Call `find_by_request_id` first, because a request id has one operation.
 

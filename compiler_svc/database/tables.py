@@ -50,7 +50,7 @@ class OperationRow(Base):
     build_id: Mapped[str | None]
     #: Whether a client has cancelled the operation.
     is_cancelled: Mapped[bool] = mapped_column(server_default=false())
-    #: Who publishes its bundle, see `names.Publisher`. Operations of schema 4 are nobody's, and end as they would have.
+    #: Who publishes its bundle, see `names.Publisher`. Operations of schema 4 have no principal, and may take any name.
     principal: Mapped[str] = mapped_column(server_default="")
     takes_any_name: Mapped[bool] = mapped_column(server_default=true())
 
@@ -130,7 +130,7 @@ class NameRow(Base):
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     last_version: Mapped[int]
-    #: A principal, see `Principal.key`. Names of schema 4 are nobody's.
+    #: A principal, see `Principal.key`. Names of schema 4 have none.
     owner: Mapped[str] = mapped_column(server_default="")
 
 

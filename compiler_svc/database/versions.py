@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from bundle.errors import BundleNotFound
 from bundle.reference import Reference, list_aliases_of_tag
 from bundle.tags import WrittenTag
-from compiler_svc.database.names import NOBODY, Publisher, claim_name
+from compiler_svc.database.names import UNOWNED, Publisher, claim_name
 from compiler_svc.database.tables import AliasRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse, TagAmbiguous
 
@@ -71,7 +71,7 @@ def add_version(
     graph_abi_digest: str,
     contents: Contents = "full",
     source: str | None = None,
-    publisher: Publisher = NOBODY,
+    publisher: Publisher = UNOWNED,
 ) -> Version:
     """Gives a bundle the next version number, or returns the name's newest version if it already names the bundle.
 

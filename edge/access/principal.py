@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final
@@ -33,9 +33,10 @@ class Principal:
         scopes: What the principal may do.
         deployments: Patterns (`fnmatch`) of the deployments that the principal may use; None for all.
         aliases: Patterns of the aliases, `NAME@ALIAS`, that the principal may move; None for all.
-        bundles: Patterns of the bundle names that the principal may publish, delete and read, whoever owns them; None
-            to publish under new names and its own, and to delete and read all.
+        bundles: Patterns of the bundle names that the principal may publish, delete and read, also names of others;
+            None to publish under new names and its own, and to delete and read all.
         is_known: Whether a token or a certificate named the principal.
+        key: What belongs to principals is filed under it; empty for all that no token or certificate names.
     """
 
     name: str
@@ -44,11 +45,11 @@ class Principal:
     aliases: tuple[str, ...] | None = None
     bundles: tuple[str, ...] | None = None
     is_known: bool = True
+    key: str = field(init=False, compare=False)
 
-    @property
-    def key(self) -> str:
-        """What belongs to principals is filed under it; empty for all that no token or certificate names."""
-        return self.name if self.is_known else ""
+    def __post_init__(self) -> None:
+        """Stores what each Generate asks for."""
+        object.__setattr__(self, "key", self.name if self.is_known else "")
 
     @property
     def reach(self) -> str | None:

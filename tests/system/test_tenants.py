@@ -153,19 +153,19 @@ def test_patterns_bind_those_who_import_and_delete(make: Make, stack: Stack, ope
     assert make("janitor", "admin", bundles=["alices"]).bundles.get_bundle("alices:v1").version == 1
 
 
-def test_a_name_that_nobody_owns_is_given_away(stack: Stack, alice: Tenant, bob: Tenant, operation: str) -> None:
+def test_a_name_without_owner_is_given_away(stack: Stack, alice: Tenant, bob: Tenant, operation: str) -> None:
     """As earlier releases, and services without authentication, have made them."""
-    with Compiler(stack.compiler, token="") as nobody:
-        nobody.compile(compile_request("nobodys", str(TINY), CONFIG, optimization_level=0))
+    with Compiler(stack.compiler, token="") as anonymous:
+        anonymous.compile(compile_request("ownerless", str(TINY), CONFIG, optimization_level=0))
     with refused(PermissionDenied, "NAME_OWNED"):
-        alice.start("nobodys")
+        alice.start("ownerless")
     with refused(PermissionDenied, "SCOPE_MISSING"):
-        alice.bundles.set_owner("nobodys", "alice")
-    given = stack.kiln("bundles", "give", "nobodys", "alice").last
-    assert given == {"name": "nobodys", "owner": "alice", "former_owner": ""}
-    assert alice.publish("nobodys") == "nobodys:v1"
+        alice.bundles.set_owner("ownerless", "alice")
+    given = stack.kiln("bundles", "give", "ownerless", "alice").last
+    assert given == {"name": "ownerless", "owner": "alice", "former_owner": ""}
+    assert alice.publish("ownerless") == "ownerless:v1"
     with refused(PermissionDenied, "NAME_OWNED"):
-        bob.start("nobodys")
+        bob.start("ownerless")
 
 
 def test_operations_are_a_principals_own(
@@ -208,7 +208,7 @@ def test_request_ids_are_unique_within_a_principal(alice: Tenant, bob: Tenant, r
         with refused(AlreadyExists, "REQUEST_ID_IN_USE"):
             alice.runtime.complete(shared, PROMPT, request_id="mine", max_new_tokens=1)
         assert bob.runtime.complete(shared, PROMPT, request_id="mine", max_new_tokens=1).usage.generated_tokens == 1
-        for request_id in ("mine", "nobodys"):
+        for request_id in ("mine", "ownerless"):
             assert bob.runtime.abort(shared, request_id) == "already_finished"
         assert alice.runtime.abort(shared, "mine") == "aborted"
     with alice.runtime.generate(shared, PROMPT, request_id="mine", max_new_tokens=900, ignore_eos=True) as events:
@@ -230,8 +230,8 @@ def test_prefixes_are_shared_within_a_principal(stack: Stack, make: Make, shared
     first, second = make("first", "infer"), make("second", "infer")
     assert [first.count_cached(shared) for _ in range(2)] == [0, 96]
     assert [second.count_cached(shared) for _ in range(2)] == [0, 96]
-    with Runtime(stack.runtime, token="") as nobody:
-        assert nobody.complete(shared, PROMPT, max_new_tokens=1).usage.cached_prompt_tokens == 0
+    with Runtime(stack.runtime, token="") as anonymous:
+        assert anonymous.complete(shared, PROMPT, max_new_tokens=1).usage.cached_prompt_tokens == 0
 
 
 def test_weights_are_read_by_those_who_may(alice: Tenant, make: Make, operation: str) -> None:

@@ -52,7 +52,7 @@ class AsyncBundles(ServiceClient):
         return await self._ask(self._stub.DeleteBundle, pb.DeleteBundleRequest(ref=ref), self.timeouts.change_s)
 
     async def set_owner(self, name: str, owner: str) -> str:
-        """Makes a bundle name belong to a principal; returns its former owner. Empty owners are nobody."""
+        """Makes a bundle name belong to a principal; returns its former owner. Empty stands for no principal."""
         request = pb.SetBundleOwnerRequest(name=name, owner=owner)
         return (await self._ask(self._stub.SetBundleOwner, request, self.timeouts.read_s)).former_owner
 

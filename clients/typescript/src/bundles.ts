@@ -71,7 +71,7 @@ export class Bundles extends ServiceClient {
     return this.ask(BundleService.method.deleteBundle, { ref }, this.timeouts.changeMs, options);
   }
 
-  /** Makes a bundle name belong to a principal, or to nobody if `owner` is empty; returns its former owner. */
+  /** Makes a bundle name belong to a principal, or to none if `owner` is empty; returns its former owner. */
   async setOwner(name: string, owner: string, options: CallOptions = {}): Promise<string> {
     const request = { name, owner };
     return (await this.ask(BundleService.method.setBundleOwner, request, this.timeouts.readMs, options)).formerOwner;

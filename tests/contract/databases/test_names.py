@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, versions
 from compiler_svc.database.engine import Database
-from compiler_svc.database.names import NOBODY, Publisher
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.errors import NameOwned
 
 ALICE, BOB = Publisher("alice", takes_any=False), Publisher("bob", takes_any=False)
@@ -39,14 +39,14 @@ def test_the_first_publisher_owns_a_name(database: Database) -> None:
         publish(database, BOB, "4")
 
 
-def test_a_name_that_nobody_has_is_not_taken(database: Database) -> None:
-    publish(database, NOBODY)
+def test_a_name_without_owner_is_not_taken(database: Database) -> None:
+    publish(database, UNOWNED)
     with pytest.raises(NameOwned):
         publish(database, ALICE, "2")
 
 
 def test_a_name_is_given_away_and_kept_for_its_owner(database: Database) -> None:
-    publish(database, NOBODY)
+    publish(database, UNOWNED)
     for former, owner in (("", "alice"), ("alice", "bob"), ("bob", "")):
         given = database.run_and_wait(lambda session, owner=owner: names.give_name(session, "a", owner))
         assert given == former

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, operations, resumption
 from compiler_svc.database.engine import Database
-from compiler_svc.database.names import NOBODY, Publisher
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.operations import Operation, State
 from compiler_svc.errors import BuildFailed, NameOwned, OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
@@ -28,7 +28,7 @@ def run(database: Database, work: Callable[Concatenate[Session, P], T], *args: P
 ALICE, BOB = Publisher("alice", takes_any=False), Publisher("bob", takes_any=False)
 
 
-def create(database: Database, request_id: str | None = None, publisher: Publisher = NOBODY) -> Operation:
+def create(database: Database, request_id: str | None = None, publisher: Publisher = UNOWNED) -> Operation:
     return run(
         database,
         operations.create_operation,
@@ -152,12 +152,12 @@ def test_finished_operations_are_forgotten_by_number_and_age(database: Database)
 
 
 def test_operations_and_request_ids_are_their_publishers_own(database: Database) -> None:
-    of_alice, of_bob, of_nobody = (create(database, "r", one) for one in (ALICE, BOB, NOBODY))
-    assert len({one.operation_id for one in (of_alice, of_bob, of_nobody)}) == 3
+    of_alice, of_bob, unowned = (create(database, "r", one) for one in (ALICE, BOB, UNOWNED))
+    assert len({one.operation_id for one in (of_alice, of_bob, unowned)}) == 3
     digest = "sha256:" + "1" * 64
-    for principal, own in (("alice", of_alice), ("bob", of_bob), ("", of_nobody)):
+    for principal, own in (("alice", of_alice), ("bob", of_bob), ("", unowned)):
         assert run(database, operations.find_by_request_id, "r", digest, principal) == own
-        for operation in (of_alice, of_bob, of_nobody):
+        for operation in (of_alice, of_bob, unowned):
             for work in (operations.get_operation, operations.request_cancel):
                 if operation is own:
                     assert run(database, work, operation.operation_id, principal).publisher.principal == principal

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, operations, resumption, versions
 from compiler_svc.database.engine import Database
-from compiler_svc.database.names import NOBODY, Publisher
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.schema import SCHEMA_VERSION
 from compiler_svc.errors import DatabaseSchemaUnsupported, NameOwned, OperationNotFound
 from compiler_svc.records import Progress, Stage
@@ -61,7 +61,7 @@ def test_old_tables_get_what_they_lack(old: str, tmp_path: Path) -> None:
         one.close()
 
 
-def test_what_earlier_releases_made_is_nobodys(old: str) -> None:
+def test_what_earlier_releases_made_has_no_owner(old: str) -> None:
     """Of principals those with the scope admin, or a pattern, publish under its names, until they are given away."""
     database = Database(old)
     alice, admin = Publisher("alice", takes_any=False), Publisher("root", takes_any=True)
@@ -75,7 +75,7 @@ def test_what_earlier_releases_made_is_nobodys(old: str) -> None:
     assert database.run_and_wait(lambda session: names.give_name(session, "a", "alice")) == ""
     assert claim(alice) == "alice"
     operation = database.run_and_wait(lambda session: operations.get_operation(session, "1"))
-    assert operation.publisher == NOBODY
+    assert operation.publisher == UNOWNED
     with pytest.raises(OperationNotFound):
         database.run_and_wait(lambda session: operations.get_operation(session, "1", "alice"))
     assert database.run_and_wait(lambda session: operations.find_by_request_id(session, "r", "d")) == operation

@@ -107,12 +107,12 @@ async def give_command(session: Session, *, name: str, principal: str) -> None:
     """Make NAME belong to PRINCIPAL, who may then compile bundles of that name.
 
     PRINCIPAL is the subject of a token, or the kind and name of a certificate, such as dns:ci.example.org. With '' the
-    name is nobody's. Needs a token with the scope admin.
+    name belongs to no principal. Needs a token with the scope admin.
     """
     async with session.bundles() as bundles:
         former = await bundles.set_owner(name, principal)
     record = {"name": name, "owner": principal, "former_owner": former}
-    session.output.result(record, Text(f"{name}: {former or 'nobody'} → {principal or 'nobody'}"))
+    session.output.result(record, Text(f"{name}: {former or 'no owner'} → {principal or 'no owner'}"))
 
 
 @bundles_group.command("delete")

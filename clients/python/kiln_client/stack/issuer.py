@@ -40,8 +40,8 @@ class Grant:
         lifetime_s: Seconds until the token expires.
         deployments: Patterns of the deployments that it may use; empty for all.
         aliases: Patterns of the aliases that it may move, `NAME@ALIAS`; empty for all.
-        bundles: Patterns of the bundle names that it may publish, delete and read, whoever owns them; empty to publish
-            under new names and its own, and to delete and read all.
+        bundles: Patterns of the bundle names that it may publish, delete and read, also names of others; empty to
+            publish under new names and its own, and to delete and read all.
     """
 
     subject: str

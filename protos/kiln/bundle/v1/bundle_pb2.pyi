@@ -384,7 +384,7 @@ class SetBundleOwnerRequest(_message.Message):
     name: _builtins.str
     """Bundle name. One that is new is kept for the owner. Required."""
     owner: _builtins.str
-    """Principal, as its token or certificate names it; at most 256 characters. Empty for nobody: the scope `admin`, or a
+    """Principal, as its token or certificate names it; at most 256 characters. Empty for none: the scope `admin`, or a
     pattern of bundle names, may publish under the name.
     """
     def __init__(
@@ -409,7 +409,7 @@ class SetBundleOwnerResponse(_message.Message):
 
     FORMER_OWNER_FIELD_NUMBER: _builtins.int
     former_owner: _builtins.str
-    """The owner before; empty for nobody."""
+    """The owner before; empty if there was none."""
     def __init__(
         self,
         *,

@@ -136,7 +136,7 @@ class BundleServiceServicer:
 
     def SetBundleOwner(self, request, context):
         """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
-        name owns it; names that earlier releases made, or callers without a token, are nobody's until they are given away.
+        name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
         The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -50,7 +50,7 @@ class BundleServiceStub:
     """
     SetBundleOwner: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.SetBundleOwnerRequest, _bundle_pb2.SetBundleOwnerResponse]
     """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
-    name owns it; names that earlier releases made, or callers without a token, are nobody's until they are given away.
+    name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
     The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
     """
     DeleteBundle: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]
@@ -115,7 +115,7 @@ class BundleServiceAsyncStub(BundleServiceStub):
     """
     SetBundleOwner: _aio.UnaryUnaryMultiCallable[_bundle_pb2.SetBundleOwnerRequest, _bundle_pb2.SetBundleOwnerResponse]  # type: ignore[assignment]
     """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
-    name owns it; names that earlier releases made, or callers without a token, are nobody's until they are given away.
+    name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
     The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
     """
     DeleteBundle: _aio.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]  # type: ignore[assignment]
@@ -195,7 +195,7 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_bundle_pb2.SetBundleOwnerResponse, _abc.Awaitable[_bundle_pb2.SetBundleOwnerResponse]]:
         """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
-        name owns it; names that earlier releases made, or callers without a token, are nobody's until they are given away.
+        name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
         The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
         """
 

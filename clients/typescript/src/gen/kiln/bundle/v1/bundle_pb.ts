@@ -367,7 +367,7 @@ export type SetBundleOwnerRequest = Message<"kiln.bundle.v1.SetBundleOwnerReques
   name: string;
 
   /**
-   * Principal, as its token or certificate names it; at most 256 characters. Empty for nobody: the scope `admin`, or a
+   * Principal, as its token or certificate names it; at most 256 characters. Empty for none: the scope `admin`, or a
    * pattern of bundle names, may publish under the name.
    *
    * @generated from field: string owner = 2;
@@ -389,7 +389,7 @@ export const SetBundleOwnerRequestSchema: GenMessage<SetBundleOwnerRequest> = /*
  */
 export type SetBundleOwnerResponse = Message<"kiln.bundle.v1.SetBundleOwnerResponse"> & {
   /**
-   * The owner before; empty for nobody.
+   * The owner before; empty if there was none.
    *
    * @generated from field: string former_owner = 1;
    */
@@ -1142,7 +1142,7 @@ export const BundleService: GenService<{
   },
   /**
    * Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
-   * name owns it; names that earlier releases made, or callers without a token, are nobody's until they are given away.
+   * name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
    * The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
    *
    * @generated from rpc kiln.bundle.v1.BundleService.SetBundleOwner
