@@ -4,6 +4,8 @@ CompilerError
 ├── ConfigInvalid             a configuration with mistakes, all of them listed
 ├── FeatureNotServed          a configuration or target that the API knows but this version does not serve
 ├── NameInvalid               text that is not a bundle name
+├── NameOwned                 a bundle name that is another principal's
+├── OwnerInvalid              text that is no principal's name
 ├── PathOutsideModelRoots     a model path that leaves the configured roots
 ├── RequestIdReused           a request id that belongs to another request
 ├── CompileQueueFull          more compiles than the queue holds
@@ -80,6 +82,28 @@ class NameInvalid(CompilerError):
     def __init__(self, name: str) -> None:
         violation = FieldViolation("name", repr(name), ACCEPTED_NAME)
         super().__init__(str(violation), violations=(violation,), name=name)
+
+
+class NameOwned(CompilerError):
+    """A bundle name that another principal has, or that a release made which kept no owners."""
+
+    reason = "NAME_OWNED"
+
+    def __init__(self, name: str) -> None:
+        accepted = "a name of the caller's or a new one, or with the scope admin or a pattern of the token any"
+        violation = FieldViolation("name", repr(name), accepted)
+        super().__init__(f"the name is not the caller's: {violation}", violations=(violation,), name=name)
+
+
+class OwnerInvalid(CompilerError):
+    """Text that is no principal's name."""
+
+    reason = "OWNER_INVALID"
+
+    def __init__(self, owner: str, limit: int) -> None:
+        shown = repr(owner) if len(owner) <= limit else f"{len(owner)} characters"
+        violation = FieldViolation("owner", shown, f"at most {limit} printable characters")
+        super().__init__(str(violation), violations=(violation,))
 
 
 class PathOutsideModelRoots(CompilerError):

@@ -12,6 +12,8 @@ from edge.access.rules import ANY_SCOPE, DEPLOYMENT_ID, OPEN, OwnRequests, ReadN
 _INFER: Final = needs(Scope.INFER, deployment=DEPLOYMENT_ID)
 _LOAD: Final = needs(Scope.LOAD, deployment=DEPLOYMENT_ID)
 
+#: Ends requests of the caller, and with the scope admin of all.
+_ABORT: Final = needs(Scope.INFER, Scope.ADMIN, deployment=DEPLOYMENT_ID)
 #: A caller who may generate may forget what was kept of it.
 _OWN_SESSION: Final = OwnRequests(
     "with scope `session`", lambda request: request.WhichOneof("scope") == "session", _INFER.scopes
@@ -21,7 +23,7 @@ RULES: Final[Rules] = MappingProxyType(
     {
         **name_methods(
             "kiln.runtime.v1.GenerationService",
-            {"Generate": _INFER, "Abort": _INFER, "Tokenize": _INFER, "Detokenize": _INFER},
+            {"Generate": _INFER, "Abort": _ABORT, "Tokenize": _INFER, "Detokenize": _INFER},
         ),
         **name_methods(
             "kiln.runtime.v1.RuntimeService",

@@ -58,10 +58,14 @@ class CaptureCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """A Generate call as the client sent it; None means unset, and a `top_k` of 0 or -1 sets no limit."""
+    """A Generate call as the client sent it; None means unset, and a `top_k` of 0 or -1 sets no limit.
+
+    Its `caller` is the principal, see `Principal.key`.
+    """
 
     request_id: str
     prompt: Prompt | None
+    caller: str = ""
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -210,8 +214,9 @@ def admit(
         num_truncated_tokens=num_surplus,
         top_logprobs=call.logprobs,
         wants_logits=call.logits,
+        owner=call.caller,
         cache_salt=call.cache_salt,
-        session=None if call.session is None else call.session.resolve(capabilities.session_limits, now_s),
+        session=None if call.session is None else call.session.resolve(call.caller, capabilities.session_limits, now_s),
         capture=_resolve_capture(call.capture),
         stall=None if call.stall is None else call.stall.resolve(capabilities.stall_timeouts),
     )

@@ -22,6 +22,7 @@ from edge.rpc_handlers import change_stall_timeout
 from edge.spans import TRACER, record_span
 from runtime_svc.captures.directory import CapturingStream
 from runtime_svc.deployments.registry import Deployments
+from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.events import Finished
 from runtime_svc.engine.request import Usage
 from runtime_svc.engine.streams import MergedStream, OutputStream
@@ -66,7 +67,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Ends a request; its slot is free when the client gets the answer."""
         describe_call(deployment_id=request.deployment_id)
         engine = self._deployments.get(request.deployment_id).engine
-        if engine is not None and engine.requests.abort(request.request_id, ABORT_CAUSE):
+        if engine is not None and abort_request(engine, request.request_id):
             return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ABORTED)
         return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ALREADY_FINISHED)
 
@@ -85,6 +86,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         deployment = self._deployments.get(request.deployment_id)
         text = await deployment.detokenize(request.token_ids, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text)
+
+
+def abort_request(engine: Engine, request_id: str) -> bool:
+    """Ends a request of the call's principal, or with the scope admin of others; False if there is none."""
+    principal = PRINCIPAL.get()
+    return engine.requests.abort(request_id, ABORT_CAUSE, owner=principal.key, reaches_all=principal.reach is None)
 
 
 def find_deadline(context: Context) -> float | None:

@@ -19,12 +19,10 @@ class SessionCall:
     """A session as the client named it.
 
     Attributes:
-        caller: Who calls; see `Principal.key`.
         session_id: The name.
         ttl_s: How long to keep the session after the request; None means unset.
     """
 
-    caller: str
     session_id: str
     ttl_s: float | None = None
 
@@ -38,7 +36,7 @@ class SessionCall:
         if self.ttl_s is not None and not least_s <= self.ttl_s <= limits.max_ttl_s:
             yield FieldViolation("session_ttl", f"{self.ttl_s:g} s", f"{least_s:g} s to {limits.max_ttl_s:g} s")
 
-    def resolve(self, limits: SessionLimits, now_s: float) -> Session:
+    def resolve(self, caller: str, limits: SessionLimits, now_s: float) -> Session:
         """Makes the session as it is if the caller has none of this name. The call has no violations."""
         ttl_s = limits.default_ttl_s if self.ttl_s is None else self.ttl_s
-        return Session(self.caller, self.session_id, ttl_s, now_s)
+        return Session(caller, self.session_id, ttl_s, now_s)

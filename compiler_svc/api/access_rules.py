@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,22 +26,35 @@ def _read_alias(request: Any) -> str | None:
     return f"{request.name}@{request.alias}" if request.alias else None
 
 
-_COMPILE: Final = needs(Scope.COMPILE)
+def _read_named_bundle(request: Any) -> str:
+    """Reads the name in the reference of a request; empty if it has none, since a digest has no name.
+
+    Raises:
+        RefInvalid: The reference is malformed.
+    """
+    return (parse_reference(request.ref).name or "") if request.ref else ""
+
+
+_NAME: Final = attrgetter("name")
+_PLAN: Final = needs(Scope.COMPILE)
+_PUBLISH: Final = needs(Scope.COMPILE, bundle=_NAME)
+#: These act on operations of the caller, and with the scope admin on all.
+_OPERATION: Final = needs(Scope.COMPILE, Scope.ADMIN)
 _ADMIN: Final = needs(Scope.ADMIN)
 
 RULES: Final[Rules] = MappingProxyType(
     {
         **name_methods(
             "kiln.compiler.v1.CompilerService",
-            {"Compile": _COMPILE, "PlanCompile": _COMPILE, "ShardWeights": _COMPILE, "WatchCompile": _COMPILE},
+            {"Compile": _PUBLISH, "PlanCompile": _PLAN, "ShardWeights": _PUBLISH, "WatchCompile": _OPERATION},
         ),
         **name_methods(
             "google.longrunning.Operations",
             {
-                "GetOperation": _COMPILE,
-                "ListOperations": _COMPILE,
-                "WaitOperation": _COMPILE,
-                "CancelOperation": _COMPILE,
+                "GetOperation": _OPERATION,
+                "ListOperations": _OPERATION,
+                "WaitOperation": _OPERATION,
+                "CancelOperation": _OPERATION,
                 "DeleteOperation": _ADMIN,
             },
         ),
@@ -52,13 +66,14 @@ RULES: Final[Rules] = MappingProxyType(
                 "ListAliases": ANY_SCOPE,
                 "ListLeases": ANY_SCOPE,
                 # Weights are worth more than their names. Runtimes have the scope load.
-                "ReadBlob": needs(Scope.LOAD, Scope.COMPILE),
+                "ReadBlob": needs(Scope.LOAD, Scope.READ, bundle=_read_named_bundle),
                 "LeaseBundle": needs(Scope.LOAD),
                 "ReleaseLease": needs(Scope.LOAD),
                 "SetAlias": needs(Scope.PROMOTE, alias=_read_moved_alias),
                 "DeleteAlias": needs(Scope.PROMOTE, alias=_read_alias),
-                "ImportBundle": needs(Scope.ADMIN, alias=_read_alias),
-                "DeleteBundle": _ADMIN,
+                "ImportBundle": needs(Scope.ADMIN, alias=_read_alias, bundle=_NAME),
+                "DeleteBundle": needs(Scope.ADMIN, bundle=_read_named_bundle),
+                "SetBundleOwner": needs(Scope.ADMIN, bundle=_NAME),
                 "CollectGarbage": _ADMIN,
             },
         ),

@@ -24,6 +24,8 @@ from compiler_svc.api.limits import StreamLimit
 from compiler_svc.api.paging import choose_page_size, read_page_token, write_page_token
 from compiler_svc.bundles.importer import BundleImporter, ImportOrder
 from compiler_svc.bundles.store import BundleStore
+from compiler_svc.database.names import Publisher
+from edge.access.principal import PRINCIPAL
 
 #: Streams of blobs that may be open at once; each holds a file open and a piece of at most 1 MiB.
 MAX_BLOB_STREAMS: Final = 64
@@ -62,10 +64,14 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
         freed = await self._store.delete(request.ref)
         return pb.DeleteBundleResponse(deleted_blob_count=freed.blob_count, deleted_size_bytes=freed.size_bytes)
 
+    async def SetBundleOwner(self, request: pb.SetBundleOwnerRequest, context: Any) -> pb.SetBundleOwnerResponse:
+        """Makes a name belong to a principal."""
+        return pb.SetBundleOwnerResponse(former_owner=await self._store.give_name(request.name, request.owner))
+
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
         """Streams the bytes of one blob."""
         with self._reading.take():
-            async with aclosing(self._store.read_blob(request.digest, request.offset_bytes)) as chunks:
+            async with aclosing(self._store.read_blob(request.digest, request.offset_bytes, ref=request.ref)) as chunks:
                 async for chunk in chunks:
                     yield pb.ReadBlobResponse(data=chunk)
 
@@ -117,6 +123,7 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
             name=request.name,
             alias=request.alias or None,
             alias_etag=request.alias_etag if request.HasField("alias_etag") else None,
+            publisher=Publisher.of(PRINCIPAL.get()),
         )
         async with aclosing(self._importer.run(order)) as events:
             async for event in events:

@@ -33,6 +33,7 @@ from compiler_svc.planning.admission import admit_request
 from compiler_svc.planning.planner import PlannerSettings, plan_compile
 from compiler_svc.planning.pool import PlanningPool
 from compiler_svc.planning.shard_admission import admit_shard_request
+from edge.access.principal import PRINCIPAL
 
 
 class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
@@ -109,7 +110,8 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self, request: pb.WatchCompileRequest, context: Any
     ) -> AsyncIterator[pb.WatchCompileResponse]:
         """Streams the progress of one compile, then its result."""
-        async with aclosing(self._journal.watch(parse_resource_name(request.operation))) as changes:
+        operation_id, reach = parse_resource_name(request.operation), PRINCIPAL.get().reach
+        async with aclosing(self._journal.watch(operation_id, reach)) as changes:
             async for operation in changes:
                 yield event_to_pb(operation)
 
@@ -117,5 +119,5 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         """Finds the operation of a repeated call, even if the checkpoint has changed since."""
         if not request_id:
             return None
-        find = partial(operations.find_by_request_id, request_id=request_id, request_digest=request_digest)
-        return await self._database.run(find)
+        find, principal = operations.find_by_request_id, PRINCIPAL.get().key
+        return await self._database.run(lambda session: find(session, request_id, request_digest, principal))

@@ -20,6 +20,7 @@ from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
 from compiler_svc.database.operations import Operation, parse_resource_name
 from compiler_svc.errors import FilterInvalid, OperationNotFound
+from edge.access.principal import PRINCIPAL
 
 _FILTERS: Final = {"": None, "done=true": True, "done=false": False}
 # Time that the answer needs to arrive before the client's deadline.
@@ -27,7 +28,7 @@ _ANSWER_TIME_S: Final = 0.2
 
 
 class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
-    """Serves compile operations."""
+    """Serves compile operations: a principal's own, and with the scope admin everyone's."""
 
     def __init__(self, *, database: Database, journal: OperationJournal, queue: CompileQueue) -> None:
         """Takes the database of operations, the journal that publishes their changes, and the queue that runs them."""
@@ -50,6 +51,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
             done=_FILTERS[request.filter],
             page_size=choose_page_size(request.page_size),
             after=read_page_token(request.page_token, tuple[int, str]),
+            reach=PRINCIPAL.get().reach,
         )
         page = await self._database.run(find)
         return pb.ListOperationsResponse(
@@ -78,9 +80,10 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
         return operation_to_pb(await self._get(request.name))
 
     async def _get(self, name: str) -> Operation:
-        return await self._database.run(partial(operations.get_operation, operation_id=parse_resource_name(name)))
+        get, operation_id, reach = operations.get_operation, parse_resource_name(name), PRINCIPAL.get().reach
+        return await self._database.run(lambda session: get(session, operation_id, reach))
 
     async def _wait(self, operation_id: str) -> None:
-        async with aclosing(self._journal.watch(operation_id)) as changes:
+        async with aclosing(self._journal.watch(operation_id, PRINCIPAL.get().reach)) as changes:
             async for _ in changes:
                 pass

@@ -34,6 +34,8 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.ConfigInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NameInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NameOwned: grpc.StatusCode.PERMISSION_DENIED,
+    errors.OwnerInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PathOutsideModelRoots: grpc.StatusCode.PERMISSION_DENIED,
     errors.RequestIdReused: grpc.StatusCode.ALREADY_EXISTS,
     errors.CompileQueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

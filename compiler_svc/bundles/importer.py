@@ -21,6 +21,7 @@ from bundle.verification import BlobVerifier
 from compiler_svc.bundles.errors import PathOutsideImportRoots, SourceLayoutInvalid
 from compiler_svc.bundles.store import BundleStore, NamedBundle
 from compiler_svc.database import versions
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import AliasInvalid, NameInvalid
 
@@ -35,6 +36,7 @@ class ImportOrder:
         name: Bundle name of the new version.
         alias: Alias to point at the version, or None.
         alias_etag: See `versions.set_alias`.
+        publisher: Who imports it, to whom a new name belongs.
     """
 
     layout: str
@@ -42,6 +44,7 @@ class ImportOrder:
     name: str
     alias: str | None
     alias_etag: str | None
+    publisher: Publisher = UNOWNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,9 @@ class BundleImporter:
             finally:
                 await copying.stop()
             record = partial(_set_alias, order)
-            version, warnings = await self._store.name_bundle(order.name, digest, record, source=made_from)
+            version, warnings = await self._store.name_bundle(
+                order.name, digest, record, source=made_from, publisher=order.publisher
+            )
         yield ImportedBundle(NamedBundle(await self._store.open(digest), version), copying.transfer, warnings)
 
     def _find_source(self, order: ImportOrder) -> tuple[Layout, str, str | None]:

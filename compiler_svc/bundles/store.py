@@ -14,21 +14,23 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from bundle.errors import BundleError, BundleNotFound, KilnError, RefInvalid
+from bundle.errors import BlobNotFound, BundleError, BundleNotFound, KilnError, RefInvalid
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
 from bundle.reader import Bundle, open_bundle, read_small_blob
-from bundle.reference import is_new_alias, parse_reference
+from bundle.reference import is_name, is_new_alias, parse_reference
 from bundle.referrers import list_referrer_files
 from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
 from bundle.tags import write_tags
 from compiler_svc.bundles.errors import CacheAgeInvalid, LeaseInvalid
-from compiler_svc.database import cache, leases, versions
+from compiler_svc.database import cache, leases, names, versions
 from compiler_svc.database.engine import Database
 from compiler_svc.database.leases import Lease
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.versions import Alias, Contents, PageOfVersions, Version
-from compiler_svc.errors import AliasInvalid, OffsetInvalid
+from compiler_svc.errors import AliasInvalid, NameInvalid, OffsetInvalid, OwnerInvalid
 from compiler_svc.records import GOLDEN_TYPE, GoldenMethod
+from edge.access.principal import MAX_NAME_CHARACTERS
 
 CHUNK_SIZE_BYTES: Final = 1 << 20
 
@@ -106,16 +108,24 @@ class BundleStore:
         return await asyncio.to_thread(open_bundle, self.layout, digest)
 
     async def name_bundle(
-        self, name: str, digest: str, record: Callable[[Session, Version], T], *, source: str | None = None
+        self,
+        name: str,
+        digest: str,
+        record: Callable[[Session, Version], T],
+        *,
+        source: str | None = None,
+        publisher: Publisher = UNOWNED,
     ) -> T:
         """Gives a bundle a version.
 
         Args:
+            publisher: Who publishes it; see `versions.add_version`.
             source: What the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
             record: Runs in the same transaction; its result is returned.
 
         Raises:
             BundleNotFound: The bundle has been removed meanwhile.
+            NameOwned: See `names.check_name`.
         """
         async with self._naming:
             bundle = await self.open(digest)
@@ -129,6 +139,7 @@ class BundleStore:
                     graph_abi_digest=bundle.manifest.graph_abi_digest,
                     contents=contents_of(bundle),
                     source=source,
+                    publisher=publisher,
                 )
                 leases.release_leases(session, holder=leases.BUILD_HOLDER, digest=digest)
                 return record(session, version)
@@ -136,6 +147,19 @@ class BundleStore:
             recorded = await self._database.run(work)
         await self.write_tags()
         return recorded
+
+    async def give_name(self, name: str, owner: str) -> str:
+        """Makes a name belong to a principal; see `names.give_name`.
+
+        Raises:
+            NameInvalid: The name is malformed.
+            OwnerInvalid: The owner is no name of a principal.
+        """
+        if not is_name(name):
+            raise NameInvalid(name)
+        if len(owner) > MAX_NAME_CHARACTERS or not owner.isprintable():
+            raise OwnerInvalid(owner, MAX_NAME_CHARACTERS)
+        return await self._database.run(lambda session: names.give_name(session, name, owner))
 
     async def delete(self, text: str) -> FreedSpace:
         """Removes a version, and its bundle unless another version, a lease or a running build needs the bundle.
@@ -285,13 +309,22 @@ class BundleStore:
         """Lists aliases of one bundle name, or of all if `name` is empty, by name."""
         return await self._database.run(partial(versions.list_aliases, name=name))
 
-    async def read_blob(self, digest: str, offset_bytes: int) -> AsyncGenerator[bytes, None]:
+    async def read_blob(self, digest: str, offset_bytes: int, *, ref: str = "") -> AsyncGenerator[bytes, None]:
         """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB.
+
+        Args:
+            ref: The bundle that the blob must be of, or about which it must be; empty for any blob.
 
         Raises:
             DigestInvalid, BlobNotFound: The digest is malformed, or no blob has it.
+            RefInvalid, BundleNotFound: See `get`.
             OffsetInvalid: The offset lies outside the blob.
         """
+        if ref:
+            bundle = (await self.get(ref)).bundle
+            blobs = [*bundle.blobs, *await self.list_referrer_files(bundle.digest)]
+            if all(blob.digest != digest for blob in blobs):
+                raise BlobNotFound(digest)
         size_bytes = self.layout.stored(digest).size_bytes
         if not 0 <= offset_bytes <= size_bytes:
             raise OffsetInvalid(offset_bytes, size_bytes)

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from compiler_svc.database import operations, resumption
 from compiler_svc.database.engine import Database
+from compiler_svc.database.names import Publisher
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.resumption import Unfinished
 from compiler_svc.errors import TooManyWatchers
@@ -87,21 +88,27 @@ class OperationJournal:
         self._feed = OperationFeed()
 
     async def find_or_create(
-        self, *, name: str, request_id: str | None, request_digest: str, spec: bytes
+        self, *, name: str, request_id: str | None, request_digest: str, spec: bytes, publisher: Publisher
     ) -> tuple[Operation, bool]:
-        """Finds the operation of a request id, or creates one; also returns whether it is new.
+        """Finds the operation of a publisher's request id, or creates one; also returns whether it is new.
 
         Raises:
             RequestIdReused: The request id has the operation of another request.
+            NameOwned: See `check_name`.
         """
 
         def work(session: Session) -> tuple[Operation, bool]:
             if request_id is not None:
-                existing = operations.find_by_request_id(session, request_id, request_digest)
+                existing = operations.find_by_request_id(session, request_id, request_digest, publisher.principal)
                 if existing is not None:
                     return existing, False
             created = operations.create_operation(
-                session, name=name, request_id=request_id, request_digest=request_digest, spec=spec
+                session,
+                name=name,
+                request_id=request_id,
+                request_digest=request_digest,
+                spec=spec,
+                publisher=publisher,
             )
             return created, True
 
@@ -130,13 +137,13 @@ class OperationJournal:
         update = partial(operations.update_progress, operation_id=operation.operation_id, progress=progress)
         self._feed.publish(await self._database.run(update))
 
-    async def request_cancel(self, operation_id: str) -> None:
+    async def request_cancel(self, operation_id: str, reach: str | None) -> None:
         """Records that a client cancelled an operation.
 
         Raises:
-            OperationNotFound: No operation has that id.
+            OperationNotFound: See `get_operation`.
         """
-        await self._database.run(partial(operations.request_cancel, operation_id=operation_id))
+        await self._database.run(partial(operations.request_cancel, operation_id=operation_id, reach=reach))
 
     async def finish(self, operation: Operation, outcome: CompileResult | Failure) -> None:
         """Ends an operation with its result or error."""
@@ -161,15 +168,18 @@ class OperationJournal:
         """Passes an operation's new state on to its watchers."""
         self._feed.publish(operation)
 
-    async def watch(self, operation_id: str) -> AsyncGenerator[Operation, None]:
+    async def watch(self, operation_id: str, reach: str | None) -> AsyncGenerator[Operation, None]:
         """Yields an operation at once, then after every change until it is done.
 
         Raises:
-            OperationNotFound: No operation has that id.
+            OperationNotFound: See `get_operation`.
             TooManyWatchers: The operation has `MAX_WATCHERS` watchers already.
         """
+        read = partial(operations.get_operation, operation_id=operation_id, reach=reach)
+        # Before it is watched, too: whom it does not belong to must not learn that others watch it.
+        await self._database.run(read)
         with self._feed.watch(operation_id) as changes:
-            operation = await self._database.run(partial(operations.get_operation, operation_id=operation_id))
+            operation = await self._database.run(read)
             yield operation
             while not operation.is_done:
                 change = await changes.get()

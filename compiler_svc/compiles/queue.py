@@ -9,6 +9,7 @@ import structlog
 
 from bundle.errors import KilnError
 from compiler_svc.compiles.run import CompileRun, CompileServices
+from compiler_svc.database.names import Publisher
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.resumption import Unfinished
 from compiler_svc.errors import CompileCancelled, CompileQueueFull, CompilerRestarted
@@ -73,6 +74,7 @@ class CompileQueue:
 
         Raises:
             RequestIdReused: The request id has the operation of another request.
+            NameOwned: See `check_name`.
             CompileQueueFull, PrincipalBusy: See `check_room`.
         """
         self.check_room()
@@ -81,7 +83,11 @@ class CompileQueue:
         self._num_accepted += 1
         try:
             operation, is_new = await self._services.journal.find_or_create(
-                name=spec.name, request_id=request_id, request_digest=request_digest, spec=write_spec(spec)
+                name=spec.name,
+                request_id=request_id,
+                request_digest=request_digest,
+                spec=write_spec(spec),
+                publisher=Publisher.of(principal),
             )
         except BaseException:
             self._forget(principal)
@@ -114,12 +120,12 @@ class CompileQueue:
             last = self._start(one.operation, spec, after=last)
 
     async def cancel(self, operation_id: str) -> None:
-        """Starts cancelling an operation. Has no effect on a finished operation.
+        """Starts cancelling an operation of the call's principal. Has no effect on a finished operation.
 
         Raises:
-            OperationNotFound: No operation has that id.
+            OperationNotFound: See `get_operation`.
         """
-        await self._services.journal.request_cancel(operation_id)
+        await self._services.journal.request_cancel(operation_id, PRINCIPAL.get().reach)
         run = self._runs.get(operation_id)
         if run is not None:
             run.cancel()

@@ -257,8 +257,14 @@ class CompileRun:
             )
             return journal.finish_in(session, self._operation, result)
 
-        named = self._services.store.name_bundle(self._spec.name, built.bundle_digest, record, source=self._spec.source)
-        journal.publish(await named)
+        named = await self._services.store.name_bundle(
+            self._spec.name,
+            built.bundle_digest,
+            record,
+            source=self._spec.source,
+            publisher=self._operation.publisher,
+        )
+        journal.publish(named)
         self._count_end("succeeded")
 
     async def _leave(self) -> None:

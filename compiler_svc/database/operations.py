@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import msgspec
 from sqlalchemy import delete, or_, select, tuple_
 from sqlalchemy.orm import Session
 
+from compiler_svc.database.names import UNOWNED, Publisher, check_name
 from compiler_svc.database.tables import OperationRow
 from compiler_svc.errors import OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
@@ -27,9 +29,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Operation:
-    """One compile operation. A finished operation has a result or an error."""
+    """One compile operation. A finished operation has a result or an error; it belongs to its publisher."""
 
     operation_id: str
+    publisher: Publisher
     name: str
     state: State
     progress: Progress
@@ -69,13 +72,13 @@ def parse_resource_name(name: str) -> str:
     return operation_id
 
 
-def find_by_request_id(session: Session, request_id: str, request_digest: str) -> Operation | None:
-    """Finds the operation that a request id belongs to.
+def find_by_request_id(session: Session, request_id: str, request_digest: str, principal: str = "") -> Operation | None:
+    """Finds the operation that a principal's request id belongs to.
 
     Raises:
-        RequestIdReused: The request id belongs to another request.
+        RequestIdReused: The request id belongs to another request of the principal.
     """
-    row = session.scalar(select(OperationRow).where(OperationRow.request_id == request_id))
+    row = session.scalar(select(OperationRow).where(OperationRow.request_id == _own(request_id, principal)))
     if row is None:
         return None
     if row.request_digest != request_digest:
@@ -84,18 +87,29 @@ def find_by_request_id(session: Session, request_id: str, request_digest: str) -
 
 
 def create_operation(
-    session: Session, *, name: str, request_id: str | None, request_digest: str, spec: bytes
+    session: Session,
+    *,
+    name: str,
+    request_id: str | None,
+    request_digest: str,
+    spec: bytes,
+    publisher: Publisher = UNOWNED,
 ) -> Operation:
     """Records an accepted compile. Call `find_by_request_id` first, because a request id has one operation.
 
     Args:
         spec: The job spec, with which a restarted compiler resumes the operation.
+        publisher: Whose operation it is.
+
+    Raises:
+        NameOwned: See `check_name`.
     """
+    check_name(session, name, publisher)
     now_ns = time.time_ns()
     row = OperationRow(
         operation_id=uuid.uuid4().hex,
         name=name,
-        request_id=request_id,
+        request_id=None if request_id is None else _own(request_id, publisher.principal),
         request_digest=request_digest,
         state=State.RUNNING,
         progress=Progress(stage=Stage.QUEUED, message="accepted").to_json(),
@@ -105,31 +119,39 @@ def create_operation(
         attempt=1,
         unfinished_builds=0,
         is_cancelled=False,
+        principal=publisher.principal,
+        takes_any_name=publisher.takes_any,
     )
     session.add(row)
     return read_operation(row)
 
 
-def get_operation(session: Session, operation_id: str) -> Operation:
+def get_operation(session: Session, operation_id: str, reach: str | None = None) -> Operation:
     """Reads one operation.
 
+    Args:
+        reach: The principal whose operation it must be; None for anybody's, see `Principal.reach`.
+
     Raises:
-        OperationNotFound: No operation has that id.
+        OperationNotFound: No operation of the principal has that id.
     """
-    return read_operation(_get_row(session, operation_id))
+    return read_operation(_get_row(session, operation_id, reach))
 
 
 def list_operations(
-    session: Session, *, done: bool | None, page_size: int, after: tuple[int, str] | None
+    session: Session, *, done: bool | None, page_size: int, after: tuple[int, str] | None, reach: str | None = None
 ) -> PageOfOperations:
     """Lists operations, newest first.
 
     Args:
+        reach: The principal whose operations to list; None for all, see `Principal.reach`.
         done: True for finished operations only, False for running ones only, None for all.
         after: `next_key` of the page before.
     """
     key = tuple_(OperationRow.create_time_ns, OperationRow.operation_id)
     query = select(OperationRow).order_by(OperationRow.create_time_ns.desc(), OperationRow.operation_id.desc())
+    if reach is not None:
+        query = query.where(OperationRow.principal == reach)
     if done is not None:
         running = OperationRow.state == State.RUNNING
         query = query.where(~running if done else running)
@@ -171,13 +193,13 @@ def delete_operation(session: Session, operation_id: str) -> None:
     session.delete(row)
 
 
-def request_cancel(session: Session, operation_id: str) -> Operation:
+def request_cancel(session: Session, operation_id: str, reach: str | None = None) -> Operation:
     """Records that a client cancelled an operation. The record outlives a restart.
 
     Raises:
-        OperationNotFound: No operation has that id.
+        OperationNotFound: See `get_operation`.
     """
-    row = _get_row(session, operation_id)
+    row = _get_row(session, operation_id, reach)
     row.is_cancelled = True
     return read_operation(row)
 
@@ -197,9 +219,14 @@ def forget_finished(session: Session, *, keep: int, older_than_ns: int) -> int:
     return len(session.scalars(outdated.returning(OperationRow.operation_id)).all())
 
 
-def _get_row(session: Session, operation_id: str) -> OperationRow:
+def _own(request_id: str, principal: str) -> str:
+    """Returns what no other principal's request id is; ids of callers without a name stay what they are."""
+    return json.dumps([principal, request_id]) if principal else request_id
+
+
+def _get_row(session: Session, operation_id: str, reach: str | None = None) -> OperationRow:
     row = session.get(OperationRow, operation_id)
-    if row is None:
+    if row is None or reach not in {None, row.principal}:
         raise OperationNotFound(f"operations/{operation_id}")
     return row
 
@@ -221,6 +248,7 @@ def read_operation(row: OperationRow) -> Operation:
     """Reads the record in a row."""
     return Operation(
         operation_id=row.operation_id,
+        publisher=Publisher(row.principal, row.takes_any_name),
         name=row.name,
         state=State(row.state),
         progress=msgspec.json.decode(row.progress, type=Progress),

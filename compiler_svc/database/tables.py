@@ -3,7 +3,7 @@ and `actuals`."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKeyConstraint, LargeBinary, String, false
+from sqlalchemy import BigInteger, ForeignKeyConstraint, LargeBinary, String, false, true
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -29,6 +29,7 @@ class OperationRow(Base):
     operation_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     #: Bundle name of the request.
     name: Mapped[str]
+    #: As `operations.find_by_request_id` writes it.
     request_id: Mapped[str | None] = mapped_column(unique=True)
     #: Digest of the request's content; a repeated request id must have the same.
     request_digest: Mapped[str]
@@ -49,6 +50,9 @@ class OperationRow(Base):
     build_id: Mapped[str | None]
     #: Whether a client has cancelled the operation.
     is_cancelled: Mapped[bool] = mapped_column(server_default=false())
+    #: Who publishes its bundle, see `names.Publisher`. Operations of schema 4 have no principal, and may take any name.
+    principal: Mapped[str] = mapped_column(server_default="")
+    takes_any_name: Mapped[bool] = mapped_column(server_default=true())
 
 
 class CachedExecutableRow(Base):
@@ -120,12 +124,14 @@ class FileDigestRow(Base):
 
 
 class NameRow(Base):
-    """A bundle name and the largest version number that it has ever had."""
+    """A bundle name, whose it is, and the largest version number that it has ever had."""
 
     __tablename__ = "names"
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     last_version: Mapped[int]
+    #: A principal, see `Principal.key`. Names of schema 4 have none.
+    owner: Mapped[str] = mapped_column(server_default="")
 
 
 class VersionRow(Base):

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from bundle.errors import BundleNotFound
 from bundle.reference import Reference, list_aliases_of_tag
 from bundle.tags import WrittenTag
-from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
+from compiler_svc.database.names import UNOWNED, Publisher, claim_name
+from compiler_svc.database.tables import AliasRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasIncompatible, AliasNotFound, BundleInUse, TagAmbiguous
 
 #: How many versions and aliases an error lists.
@@ -78,19 +79,21 @@ def add_version(
     graph_abi_digest: str,
     contents: Contents = "full",
     source: str | None = None,
+    publisher: Publisher = UNOWNED,
 ) -> Version:
     """Gives a bundle the next version number, or returns the name's newest version if it already names the bundle.
 
     Args:
+        publisher: Who publishes it. A new name is its own from then on.
         source: What the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
+
+    Raises:
+        NameOwned: See `check_name`.
     """
+    counter = claim_name(session, name, publisher)
     newest = _newest(session, name)
     if newest is not None and newest.digest == digest:
         return _read(session, newest)
-    counter = session.get(NameRow, name)
-    if counter is None:
-        counter = NameRow(name=name, last_version=0)
-        session.add(counter)
     counter.last_version += 1
     row = VersionRow(
         name=name,
@@ -125,7 +128,7 @@ def _describe_versions(session: Session, name: str) -> str:
         select(VersionRow.version).where(VersionRow.name == name).order_by(VersionRow.version.desc())
     ).all()
     if not numbers:
-        similar = " or ".join(get_close_matches(name, session.scalars(select(NameRow.name))))
+        similar = " or ".join(get_close_matches(name, session.scalars(select(VersionRow.name).distinct())))
         return "no bundle has that name" + (f"; did you mean {similar}?" if similar else "")
     aliases = session.scalars(select(AliasRow.alias).where(AliasRow.name == name).order_by(AliasRow.alias)).all()
     listed = [*(f"v{number}" for number in numbers), *(f"@{alias}" for alias in aliases)]

@@ -40,6 +40,7 @@ class _Identity(msgspec.Struct, forbid_unknown_fields=True):
     common_name: str | None = None
     deployments: list[str] | None = None
     aliases: list[str] | None = None
+    bundles: list[str] | None = None
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,7 +90,11 @@ class Identities:
             if names[0] in principals:
                 raise ValueError(f"identities[{place}]: {names[0][1]!r} has an entry already")
             principals[names[0]] = Principal(
-                ":".join(names[0]), frozenset(identity.scopes), _freeze(identity.deployments), _freeze(identity.aliases)
+                ":".join(names[0]),
+                frozenset(identity.scopes),
+                deployments=_freeze(identity.deployments),
+                aliases=_freeze(identity.aliases),
+                bundles=_freeze(identity.bundles),
             )
         return cls(principals, denied)
 

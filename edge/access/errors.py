@@ -15,7 +15,8 @@ AccessError
 └── Forbidden
     ├── ScopeMissing          a method that none of the principal's scopes covers
     ├── DeploymentForbidden   a deployment that the principal may not use
-    └── AliasForbidden        an alias that the principal may not move
+    ├── AliasForbidden        an alias that the principal may not move
+    └── BundleForbidden       a bundle name that the principal may not publish, delete or read
 
 A starting server raises the first three, an issuer of tokens the fourth; clients never see them.
 """
@@ -172,3 +173,13 @@ class AliasForbidden(Forbidden):
 
     def __init__(self, principal: str, alias: str) -> None:
         super().__init__(f"{principal!r} may not move alias {alias!r}", principal=principal, alias=alias)
+
+
+class BundleForbidden(Forbidden):
+    """A bundle name that the principal may not publish, delete or read."""
+
+    reason = "BUNDLE_FORBIDDEN"
+
+    def __init__(self, principal: str, bundle: str) -> None:
+        named = f"the name {bundle!r}" if bundle else "a request that names no bundle by NAME, NAME:vN or NAME@ALIAS"
+        super().__init__(f"no bundle pattern of {principal!r} admits {named}", principal=principal, bundle=bundle)

@@ -16,6 +16,7 @@ from edge.access.config import AccessConfig
 from edge.access.errors import (
     AccessError,
     AliasForbidden,
+    BundleForbidden,
     DeploymentForbidden,
     ScopeMissing,
     TokenInvalid,
@@ -34,6 +35,8 @@ from edge.supervision import Supervisor
 #: The key of metadata that carries `Bearer TOKEN`.
 TOKEN_KEY: Final = "authorization"
 _SCHEME: Final = "bearer"
+#: What of a refusal's metadata the audit log has, besides who and why.
+_LOGGED: Final = frozenset({"scope", "deployment", "alias", "bundle"})
 #: When a principal that has too many streams may try again.
 STREAM_RETRY_S: Final = 1.0
 
@@ -137,7 +140,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 yield
         except AccessError as error:
             self.refused[error.reason] += 1
-            named = {key: value for key, value in error.metadata.items() if key in {"scope", "deployment", "alias"}}
+            named = {key: value for key, value in error.metadata.items() if key in _LOGGED}
             _log.warning(
                 "refused",
                 principal=PRINCIPAL.get().name,
@@ -184,7 +187,7 @@ def _check_request(method: str, rule: Rule, request: object, context: Context) -
 
     Raises:
         ScopeMissing: The method's scopes differ by request, and the principal has none for this one.
-        DeploymentForbidden, AliasForbidden: No pattern admits one of them.
+        DeploymentForbidden, AliasForbidden, BundleForbidden: No pattern admits one of them.
     """
     principal = PRINCIPAL.get()
     is_own = rule.is_own(request)
@@ -192,13 +195,14 @@ def _check_request(method: str, rule: Rule, request: object, context: Context) -
     if not principal.scopes & scopes:
         raise ScopeMissing(principal.name, scopes)
     names = {}
-    if rule.deployment is not None and (deployment := rule.deployment(request)) is not None:
-        if not principal.may_use(deployment):
-            raise DeploymentForbidden(principal.name, deployment)
-        names["deployment"] = deployment
-    if rule.alias is not None and (alias := rule.alias(request)) is not None:
-        if not principal.may_move(alias):
-            raise AliasForbidden(principal.name, alias)
-        names["alias"] = alias
+    for kind, read, may_use, refusal in (
+        ("deployment", rule.deployment, principal.may_use, DeploymentForbidden),
+        ("alias", rule.alias, principal.may_move, AliasForbidden),
+        ("bundle", rule.bundle, principal.may_name, BundleForbidden),
+    ):
+        if read is not None and (name := read(request)) is not None:
+            if not may_use(name):
+                raise refusal(principal.name, name)
+            names[kind] = name
     if rule.is_audited and not is_own:
         _log.info("allowed", principal=principal.name, method=method, peer=context.peer(), **names)

@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "scope": " ".join(options.scope),
         "kiln_deployments": options.deployment,
         "kiln_aliases": options.alias,
+        "kiln_bundles": options.bundle,
     }
     claims = {name: value for name, value in claims.items() if value is not None}
     try:
@@ -118,6 +119,12 @@ def _build_parser() -> argparse.ArgumentParser:
         "--deployment", action="append", metavar="PATTERN", help="deployments that it may use; default: all"
     )
     parser.add_argument("--alias", action="append", metavar="PATTERN", help="aliases that it may move; default: all")
+    parser.add_argument(
+        "--bundle",
+        action="append",
+        metavar="PATTERN",
+        help="bundle names that it may publish, delete and read; default: to publish, its own and new ones, else all",
+    )
     parser.add_argument("--audience", default="kiln", metavar="NAME", help="as servers' --auth-audience; default: kiln")
     parser.add_argument(
         "--lifetime", type=int, default=30 * _DAY_S, metavar="SECONDS", help="until it expires; default: 30 days"

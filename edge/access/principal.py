@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final
+
+#: Characters of a token's subject.
+MAX_NAME_CHARACTERS: Final = 256
 
 
 class Scope(StrEnum):
@@ -16,6 +19,7 @@ class Scope(StrEnum):
     INFER = "infer"
     LOAD = "load"
     COMPILE = "compile"
+    READ = "read"
     PROMOTE = "promote"
     ADMIN = "admin"
 
@@ -29,19 +33,28 @@ class Principal:
         scopes: What the principal may do.
         deployments: Patterns (`fnmatch`) of the deployments that the principal may use; None for all.
         aliases: Patterns of the aliases, `NAME@ALIAS`, that the principal may move; None for all.
+        bundles: Patterns of the bundle names that the principal may publish, delete and read, also names of others;
+            None to publish under new names and its own, and to delete and read all.
         is_known: Whether a token or a certificate named the principal.
+        key: What belongs to principals is filed under it; empty for all that no token or certificate names.
     """
 
     name: str
     scopes: frozenset[Scope]
     deployments: tuple[str, ...] | None = None
     aliases: tuple[str, ...] | None = None
+    bundles: tuple[str, ...] | None = None
     is_known: bool = True
+    key: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Stores what each Generate asks for."""
+        object.__setattr__(self, "key", self.name if self.is_known else "")
 
     @property
-    def key(self) -> str:
-        """What belongs to principals is filed under it; empty for all that no token or certificate names."""
-        return self.name if self.is_known else ""
+    def reach(self) -> str | None:
+        """Whose things the principal sees and ends: its own, by key, or with the scope admin everyone's, None."""
+        return None if Scope.ADMIN in self.scopes else self.key
 
     def may_use(self, deployment_id: str) -> bool:
         """Whether a pattern admits the deployment."""
@@ -50,6 +63,10 @@ class Principal:
     def may_move(self, alias: str) -> bool:
         """Whether a pattern admits the alias, `NAME@ALIAS`."""
         return _matches(alias, self.aliases)
+
+    def may_name(self, bundle: str) -> bool:
+        """Whether a pattern admits the bundle name."""
+        return _matches(bundle, self.bundles)
 
 
 #: Who calls a server that asks for no token.

@@ -40,12 +40,14 @@ class Rule:
         scopes: One of them is enough; empty if the method needs no principal.
         deployment: Reads the deployment that the call uses, which the principal's patterns must admit.
         alias: Reads the alias that the call moves, `NAME@ALIAS`, which the principal's patterns must admit.
+        bundle: Reads the bundle name that the call publishes, deletes or reads; the principal's patterns must admit it.
         own: The requests that need other scopes; None if there are none.
     """
 
     scopes: frozenset[Scope]
     deployment: ReadName | None = None
     alias: ReadName | None = None
+    bundle: ReadName | None = None
     own: OwnRequests | None = None
 
     @property
@@ -86,9 +88,11 @@ SERVER_RULES: Final[Rules] = MappingProxyType(
 )
 
 
-def needs(*scopes: Scope, deployment: ReadName | None = None, alias: ReadName | None = None) -> Rule:
+def needs(
+    *scopes: Scope, deployment: ReadName | None = None, alias: ReadName | None = None, bundle: ReadName | None = None
+) -> Rule:
     """Returns the rule of a method that needs one of `scopes`."""
-    return Rule(frozenset(scopes), deployment, alias)
+    return Rule(frozenset(scopes), deployment, alias, bundle)
 
 
 def name_methods(service: str, rules: Mapping[str, Rule]) -> dict[str, Rule]:

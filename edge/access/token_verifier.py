@@ -13,11 +13,10 @@ from jwt import exceptions
 from edge.access.errors import TokenExpired, TokenInvalid
 from edge.access.key_set import ALGORITHMS, KeySet
 from edge.access.key_source import KeySource
-from edge.access.principal import Principal, Scope
+from edge.access.principal import MAX_NAME_CHARACTERS, Principal, Scope
 
 #: Verified tokens that are remembered.
 MAX_CACHED: Final = 4096
-MAX_NAME_CHARACTERS: Final = 256
 
 _REQUIRED: Final = ("sub", "exp", "aud")
 _SCOPES: Final[Mapping[str, Scope]] = {scope.value: scope for scope in Scope}
@@ -118,6 +117,7 @@ def _read_principal(claims: Mapping[str, Any]) -> Principal:
         frozenset(_SCOPES[word] for word in words.split() if word in _SCOPES),
         deployments=_read_patterns(claims, "kiln_deployments"),
         aliases=_read_patterns(claims, "kiln_aliases"),
+        bundles=_read_patterns(claims, "kiln_bundles"),
     )
 
 

@@ -68,7 +68,9 @@ class CaptureDirectory:
         self._num_open = 0
         self._tasks: set[asyncio.Task[CaptureOutcome]] = set()
 
-    async def begin(self, inputs: InputCapture, *, deployment_id: str, bundle: str, request_id: str) -> PendingCapture:
+    async def begin(
+        self, inputs: InputCapture, *, deployment_id: str, bundle: str, request_id: str, owner: str = ""
+    ) -> PendingCapture:
         """Reserves a capture and checks that its file can be written, before the request computes a step.
 
         Args:
@@ -76,6 +78,7 @@ class CaptureDirectory:
             deployment_id: The deployment that runs the request.
             bundle: Digest of the deployment's bundle.
             request_id: Any id that a client chose; see `file_name`.
+            owner: Whose request it is, see `Principal.key`: no file replaces another owner's.
 
         Raises:
             TooManyCaptures: MAX_CAPTURES requests capture already.
@@ -84,7 +87,11 @@ class CaptureDirectory:
         """
         if self._num_open >= MAX_CAPTURES:
             raise TooManyCaptures(MAX_CAPTURES, RETRY_AFTER_S)
-        path = self._root / file_name(deployment_id) / (file_name(request_id) + SUFFIX)
+        path = (
+            self._root
+            / file_name(deployment_id)
+            / (file_name(f"{owner}\n{request_id}" if owner else request_id) + SUFFIX)
+        )
         self._num_open += 1
         try:
             await outlast_shortages(lambda: self._run(_probe, path.parent), WRITE_DELAYS_S)

@@ -378,6 +378,7 @@ class Deployment:
             deployment_id=self.deployment_id,
             bundle=self.digest or "",
             request_id=request.request_id,
+            owner=request.owner,
         )
 
     def _not_ready(self) -> DeploymentNotReady:

@@ -9,10 +9,11 @@ from typing import Final
 
 from bundle.errors import FieldViolation, RefInvalid
 from bundle.reference import ACCEPTED_REF, parse_reference
+from edge.request_id import NO_DOTS, NO_DOTS_ACCEPTED
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.errors import RequestInvalid
 
-DEPLOYMENT_ID: Final = re.compile(r"[a-z0-9._-]{1,64}")
+DEPLOYMENT_ID: Final = re.compile(rf"{NO_DOTS}[a-z0-9._-]{{1,64}}")
 MAX_THREADS_PER_CORE: Final = 256
 
 
@@ -30,7 +31,7 @@ def check_spec(spec: DeploymentSpec) -> None:
 def spec_violations(spec: DeploymentSpec) -> Iterator[FieldViolation]:
     """Yields every malformed field of a specification; `CorePool.reserve` checks the cores."""
     if DEPLOYMENT_ID.fullmatch(spec.deployment_id) is None:
-        accepted = "1 to 64 lower-case letters, digits, '.', '_', '-'"
+        accepted = f"1 to 64 lower-case letters, digits, '.', '_', '-'; {NO_DOTS_ACCEPTED}"
         yield FieldViolation("deployment_id", repr(spec.deployment_id), accepted)
     yield from _ref_violations(spec)
     threads = spec.threads_per_core

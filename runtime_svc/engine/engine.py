@@ -136,7 +136,7 @@ class Engine:
         """Queues the sequences of a call; see `RequestTable.submit`.
 
         Raises:
-            RequestIdInUse: A request with this id has not ended.
+            RequestIdInUse: A request of this owner with this id has not ended.
             QueueFull: Too many wait.
         """
         assert self.state is not EngineState.FAILED, "the engine runs no request any more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import secrets
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -175,7 +176,7 @@ class Session:
         ttl_s: How long it is kept after its last request.
         last_used_s: When its last request came or ended, in seconds of the event loop's clock.
         user: Its request that has not ended; None between requests.
-        cache_salt: That of the request that computed `token_ids`.
+        prefix_root: That of the request that computed `token_ids`.
         prompt_class: Class of that request's prompt, see `SessionKeeper`.
         token_ids: Tokens whose keys and values the cache keeps for it, from position 0; none while a request runs.
         num_written: Positions that steps of that request may have written.
@@ -186,7 +187,7 @@ class Session:
     ttl_s: float
     last_used_s: float
     user: Request | None = None
-    cache_salt: str = ""
+    prefix_root: bytes = b""
     prompt_class: int = 0
     token_ids: list[int] = field(default_factory=list)
     num_written: int = 0
@@ -226,6 +227,8 @@ class Request:
     wants_logits: bool = False
     #: What becomes of it while its client does not read; None for what the server does by default.
     stall: StallPolicy | None = None
+    #: The principal whose call it is; empty if none is known.
+    owner: str = ""
     #: Requests with different salts share no part of the KV cache.
     cache_salt: str = ""
     #: The session that it continues, if the client names one.
@@ -249,6 +252,17 @@ class Request:
     finish: Finish | None = None
     bucket_steps: Counter[BucketKey] = field(default_factory=Counter)
     bucket_padding: Counter[BucketKey] = field(default_factory=Counter)
+
+    @property
+    def call_id(self) -> tuple[str, str]:
+        """What tells its call from all others that have not ended: request ids are unique within an owner."""
+        return self.owner, self.request_id
+
+    @property
+    def prefix_root(self) -> bytes:
+        """What keys of its prefix begin with: requests with different roots share no part of the KV cache."""
+        salt = self.cache_salt.encode()
+        return salt if not self.owner else hashlib.sha256(f"{len(self.owner)} {self.owner} ".encode() + salt).digest()
 
     @property
     def num_tokens(self) -> int:

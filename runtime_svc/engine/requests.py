@@ -52,7 +52,7 @@ class _Call:
 
 
 class RequestTable:
-    """Calls by id, with the streams of their sequences and their deadlines.
+    """Calls by owner and id, with the streams of their sequences and their deadlines.
 
     A sequence ends by its own tokens, text or numbers; all other causes end its call, all sequences at once.
 
@@ -72,7 +72,7 @@ class RequestTable:
         self._stream_capacity = config.stream_capacity
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[tuple[str, str], _Call] = {}
         # Of sequences that have not ended.
         self._publishers: dict[Request, SequencePublisher] = {}
         self._unpublished: list[StepOutput] = []
@@ -109,13 +109,13 @@ class RequestTable:
             deadline_s: When to end the call, by the event loop's clock; None for never.
 
         Raises:
-            RequestIdInUse: A request with this id has not ended.
+            RequestIdInUse: A request of this owner with this id has not ended.
             QueueFull: Too many wait.
             PromptQuarantined: Ranks were lost over its prompt.
             SessionBusy, TooManySessions: See `SessionTable.join`.
         """
         first = requests[0]
-        if first.request_id in self._calls:
+        if first.call_id in self._calls:
             raise RequestIdInUse(first.request_id)
         scheduler = self._scheduler
         num_free = scheduler.max_running - scheduler.num_running
@@ -126,7 +126,7 @@ class RequestTable:
                 self._admit(request)
         if first.session is not None:
             first.session = self.sessions.join(first.session, first)
-        call = self._calls[first.request_id] = _Call(requests, num_left=len(requests))
+        call = self._calls[first.call_id] = _Call(requests, num_left=len(requests))
         self._became_empty.clear()
         if deadline_s is not None:
             call.deadline = self._loop.call_at(deadline_s, self._expire, first)
@@ -148,10 +148,19 @@ class RequestTable:
         self._scheduler.add(request)
         return stream
 
-    def abort(self, request_id: str, cause: str) -> bool:
-        """Ends a call for `cause`; False if it has ended already, or never was."""
-        call = self._calls.get(request_id)
-        return call is not None and self.end(call.requests[0], aborted(call.requests[0], cause)) > 0
+    def abort(self, request_id: str, cause: str, *, owner: str = "", reaches_all: bool = False) -> bool:
+        """Ends an owner's call for `cause`; False if it has ended already, or never was.
+
+        Args:
+            request_id: Its id.
+            cause: Who ends it, for its client.
+            owner: Whose call it is.
+            reaches_all: If the owner has no call with this id, end those of all others that have one.
+        """
+        found = [self._calls[owner, request_id]] if (owner, request_id) in self._calls else []
+        if not found and reaches_all:
+            found = [call for call_id, call in self._calls.items() if call_id[1] == request_id]
+        return sum([self.end(call.requests[0], aborted(call.requests[0], cause)) for call in found]) > 0
 
     def end(self, request: Request, finish: Finish) -> int:
         """Ends all sequences of a request's call that have not ended, and frees their parts of the KV cache.
@@ -160,7 +169,7 @@ class RequestTable:
             How many this call ended.
         """
         # The id may be that of a later call by now.
-        call = self._calls.get(request.request_id)
+        call = self._calls.get(request.call_id)
         if call is None or request not in call.requests:
             return 0
         return sum([self._end_sequence(one, finish) for one in call.requests])
@@ -202,7 +211,7 @@ class RequestTable:
         self.suspects.note_loss(requests, self._loop.time())
         for request in tuple(self._scheduler.waiting):
             # The loss ends those whose call runs, and the end of one ends those behind it.
-            if request.finish is not None or self._runs(self._calls[request.request_id]):
+            if request.finish is not None or self._runs(self._calls[request.call_id]):
                 continue
             try:
                 self._admit(request)
@@ -274,10 +283,10 @@ class RequestTable:
             self.suspects.forget(request)
         if request.is_paused:
             self._pauses.resume(request)
-        call = self._calls[request.request_id]
+        call = self._calls[request.call_id]
         call.num_left -= 1
         if not call.num_left:
-            del self._calls[request.request_id]
+            del self._calls[request.call_id]
             if call.deadline is not None:
                 call.deadline.cancel()
         if timeline.started_s is not None:
@@ -296,7 +305,7 @@ class RequestTable:
         """Whether other calls wait for room in the KV cache, or operations or an unload for requests."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         lacks_room = False
-        next_ = next((one for one in scheduler.waiting if one.request_id != request.request_id), None)
+        next_ = next((one for one in scheduler.waiting if one.call_id != request.call_id), None)
         if next_ is not None:
             # A request that has just come waits for a moment, also if there is room.
             num_free_tokens = (kv.num_blocks - kv.num_used_blocks) * kv.block_tokens

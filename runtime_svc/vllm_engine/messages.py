@@ -11,6 +11,7 @@ from typing import Any, Final
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from bundle.errors import FieldViolation, KilnError
+from edge.access.principal import ANONYMOUS, Principal
 from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission import GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
@@ -90,7 +91,7 @@ def check_served(request: pb.GenerateRequest) -> None:
         raise RequestInvalid([FieldViolation("input", "none", "one of tokenized, text")])
 
 
-def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationCall:
+def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS) -> GenerationCall:
     """Converts a request that passed `check_served`.
 
     Unset fields become None. So do a `top_p` and a `top_k` of 0, and `n` 0 is 1: the API cannot tell them from unset.
@@ -98,11 +99,13 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
     Args:
         request: The request.
         request_id: The client's, or the call's.
+        caller: Who calls, to whom request id and prefixes belong.
     """
     params = request.sampling_params
     return GenerationCall(
         request_id=request_id,
         prompt=_prompt_from_pb(request),
+        caller=caller.key,
         temperature=params.temperature if params.HasField("temperature") else None,
         top_k=params.top_k or None,
         top_p=params.top_p or None,

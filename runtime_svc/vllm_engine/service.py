@@ -19,6 +19,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from bundle.errors import FieldViolation, KilnError
 from bundle.manifest import Manifest
+from edge.access.principal import PRINCIPAL
 from edge.access_log import bind_request_id, bound_request_id, describe_call
 from edge.request_id import REQUEST_ID
 from runtime_svc.capabilities import Capabilities
@@ -35,7 +36,7 @@ from runtime_svc.errors import (
     PromptTooLong,
     RequestInvalid,
 )
-from runtime_svc.generation_service import ABORT_CAUSE, conclude_stream, find_deadline
+from runtime_svc.generation_service import abort_request, conclude_stream, find_deadline
 from runtime_svc.vllm_engine.messages import (
     Answer,
     call_from_pb,
@@ -75,7 +76,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         if REQUEST_ID.fullmatch(request.request_id):
             bind_request_id(context, request.request_id)
         check_served(request)
-        call = call_from_pb(request, request_id=request.request_id or bound_request_id())
+        request_id = request.request_id or bound_request_id()
+        call = call_from_pb(request, request_id=request_id, caller=PRINCIPAL.get())
         try:
             deployment = self._deployments.get_for_requests(self._choose().deployment_id)
             describe_call(deployment_id=deployment.deployment_id)
@@ -99,7 +101,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         engine = self._choose().engine
         if engine is not None:
             for request_id in request.request_ids:
-                engine.requests.abort(request_id, ABORT_CAUSE)
+                abort_request(engine, request_id)
         return pb.AbortResponse()
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:

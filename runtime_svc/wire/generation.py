@@ -56,12 +56,13 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
     Args:
         request: The request.
         request_id: The client's id, or the call's.
-        caller: Whose sessions it may continue.
+        caller: Who calls, to whom request id, sessions and prefixes belong.
     """
     sampling, stop = request.sampling, request.stop
     return GenerationCall(
         request_id=request_id,
         prompt=prompt_from_pb(request),
+        caller=caller.key,
         temperature=sampling.temperature if sampling.HasField("temperature") else None,
         top_k=sampling.top_k if sampling.HasField("top_k") else None,
         top_p=sampling.top_p if sampling.HasField("top_p") else None,
@@ -74,7 +75,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         logits=request.output.logits,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
         stall=_stall_from_pb(request.stall_policy) if request.HasField("stall_policy") else None,
-        session=_session_from_pb(request, caller),
+        session=_session_from_pb(request),
         cache_salt=request.cache_salt,
         num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
         unserved=dict(_find_unserved(request)),
@@ -169,11 +170,11 @@ def _capture_from_pb(capture: pb.InputCapture) -> CaptureCall:
     return CaptureCall(capture.first_step, capture.num_steps if capture.HasField("num_steps") else None)
 
 
-def _session_from_pb(request: pb.GenerateRequest, caller: Principal) -> SessionCall | None:
+def _session_from_pb(request: pb.GenerateRequest) -> SessionCall | None:
     has_ttl = request.HasField("session_ttl")
     if not request.session_id and not has_ttl:
         return None
-    return SessionCall(caller.key, request.session_id, request.session_ttl.ToNanoseconds() / 1e9 if has_ttl else None)
+    return SessionCall(request.session_id, request.session_ttl.ToNanoseconds() / 1e9 if has_ttl else None)
 
 
 def _stall_from_pb(policy: pb.StallPolicy) -> StallCall:

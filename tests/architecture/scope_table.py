@@ -35,7 +35,8 @@ def render_row(method: str, rule: Rule) -> str:
     if rule.own is not None:
         own = " or ".join(f"`{scope}`" for scope in Scope if scope in rule.own.scopes)
         scopes += f"; {rule.own.description} {own}"
-    patterns = [name for name, read in (("deployment", rule.deployment), ("alias", rule.alias)) if read is not None]
+    readers = {"deployment": rule.deployment, "alias": rule.alias, "bundle": rule.bundle}
+    patterns = [name for name, read in readers.items() if read is not None]
     return f"| `{method}` | {scopes} | {', '.join(patterns)} | {'yes' if rule.is_audited else ''} |"
 
 

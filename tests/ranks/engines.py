@@ -82,6 +82,7 @@ class EngineHarness:
         stall: StallPolicy | None = None,
         deadline_s: float | None = None,
         cache_salt: str = "",
+        owner: str = "",
         session: str = "",
         caller: str = "caller",
         ttl_s: float = 60.0,
@@ -97,6 +98,7 @@ class EngineHarness:
             top_logprobs=top_logprobs,
             stall=stall,
             cache_salt=cache_salt,
+            owner=owner,
             session=Session(caller, session, ttl_s, now_s) if session else None,
         )
         requests = request.fan_out(num_sequences)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import get_default_algorithms
 
-ALL_SCOPES: Final = "infer load compile promote admin"
+ALL_SCOPES: Final = "infer load compile read promote admin"
 #: Makes a private key for each algorithm that servers take.
 KEY_MAKERS: Final[dict[str, Any]] = {
     "EdDSA": ed25519.Ed25519PrivateKey.generate,

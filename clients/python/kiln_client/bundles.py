@@ -51,9 +51,20 @@ class AsyncBundles(ServiceClient):
         """Removes one version, NAME:vN, and the blobs that no other version needs."""
         return await self._ask(self._stub.DeleteBundle, pb.DeleteBundleRequest(ref=ref), self.timeouts.change_s)
 
-    def read_blob(self, digest: str, *, offset_bytes: int = 0) -> AsyncStream[pb.ReadBlobResponse]:
-        """Streams the bytes of one blob, in order, from an offset."""
-        request = pb.ReadBlobRequest(digest=digest, offset_bytes=offset_bytes)
+    async def set_owner(self, name: str, owner: str) -> str:
+        """Makes a bundle name belong to a principal; returns its former owner. Empty stands for no principal."""
+        request = pb.SetBundleOwnerRequest(name=name, owner=owner)
+        return (await self._ask(self._stub.SetBundleOwner, request, self.timeouts.read_s)).former_owner
+
+    def read_blob(self, digest: str, *, offset_bytes: int = 0, ref: str = "") -> AsyncStream[pb.ReadBlobResponse]:
+        """Streams the bytes of one blob, in order, from an offset.
+
+        Args:
+            digest: Digest of the blob.
+            offset_bytes: First byte to send.
+            ref: Bundle that has the blob. Tokens with patterns of bundle names need it, by name.
+        """
+        request = pb.ReadBlobRequest(digest=digest, offset_bytes=offset_bytes, ref=ref)
         return self._stream(self._stub.ReadBlob, request, self.timeouts.load_s)
 
     async def read_file(self, ref: str, file: str, sink: BinaryIO) -> pb.Blob:
@@ -69,9 +80,10 @@ class AsyncBundles(ServiceClient):
             InvalidArgument: Several files have that title.
             StreamIncomplete: The received bytes are not those of the file.
         """
-        blob = _choose_file(await self.get_bundle(ref), ref, file)
+        bundle = await self.get_bundle(ref)
+        blob = _choose_file(bundle, ref, file)
         hashed, size_bytes = hashlib.sha256(), 0
-        async with self.read_blob(blob.digest) as responses:
+        async with self.read_blob(blob.digest, ref=version_ref(bundle)) as responses:
             async for response in responses:
                 hashed.update(response.data)
                 size_bytes += sink.write(response.data)
@@ -171,6 +183,11 @@ class AsyncBundles(ServiceClient):
                     return event.result
                 on_progress(event.progress)
         raise StreamIncomplete("no result")
+
+
+def version_ref(bundle: pb.Bundle) -> str:
+    """Returns `name:vN`, or the digest if the bundle has no version."""
+    return f"{bundle.name}:v{bundle.version}" if bundle.version else bundle.digest
 
 
 def _choose_file(bundle: pb.Bundle, ref: str, file: str) -> pb.Blob:

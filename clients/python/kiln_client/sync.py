@@ -36,6 +36,7 @@ class Bundles(BlockingClient[AsyncBundles]):
     get_bundle = blocking(AsyncBundles.get_bundle)
     list_bundles = blocking(AsyncBundles.list_bundles)
     delete_bundle = blocking(AsyncBundles.delete_bundle)
+    set_owner = blocking(AsyncBundles.set_owner)
     read_blob = streaming(AsyncBundles.read_blob)
     read_file = blocking(AsyncBundles.read_file)
     set_alias = blocking(AsyncBundles.set_alias)

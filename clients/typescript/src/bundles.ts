@@ -78,9 +78,24 @@ export class Bundles extends ServiceClient {
     return this.ask(BundleService.method.deleteBundle, { ref }, this.timeouts.changeMs, options);
   }
 
-  /** Streams the bytes of one blob, in order, from an offset. */
-  readBlob(digest: string, offsetBytes = 0n, options: CallOptions = {}): EventStream<ReadBlobResponse> {
-    return this.stream(BundleService.method.readBlob, { digest, offsetBytes }, this.timeouts.loadMs, options);
+  /** Makes a bundle name belong to a principal, or to none if `owner` is empty; returns its former owner. */
+  async setOwner(name: string, owner: string, options: CallOptions = {}): Promise<string> {
+    const request = { name, owner };
+    return (await this.ask(BundleService.method.setBundleOwner, request, this.timeouts.readMs, options)).formerOwner;
+  }
+
+  /**
+   * Streams the bytes of one blob, in order, from an offset.
+   *
+   * @param options - With `ref`, the bundle that has the blob: tokens with patterns of bundle names need it, by name.
+   */
+  readBlob(
+    digest: string,
+    offsetBytes = 0n,
+    options: CallOptions & { readonly ref?: string } = {},
+  ): EventStream<ReadBlobResponse> {
+    const request = { digest, offsetBytes, ref: options.ref };
+    return this.stream(BundleService.method.readBlob, request, this.timeouts.loadMs, options);
   }
 
   /**

@@ -326,7 +326,7 @@ class BlockManager:
         return tuple(taken)
 
     def _may_share(self, request: Request) -> bool:
-        """Tells whether a request may share blocks: with all requests of its salt, or with its call's sequences."""
+        """Tells whether a request may share blocks: with all requests of its root, or with its call's sequences."""
         return self.caches_prefixes or bool(request.call_key)
 
     def _match(self, request: Request, max_tokens: int) -> list[int]:
@@ -349,7 +349,7 @@ class BlockManager:
             return holding.chain
         chain = self._chains.get(request)
         if chain is None or chain.num_resets != self._num_resets:
-            share = request.cache_salt.encode() if self.caches_prefixes else request.call_key
+            share = request.prefix_root if self.caches_prefixes else request.call_key
             chain = self._chains[request] = _Chain.begin(share, self._num_resets, self._keeper.classify(request))
         return chain
 

@@ -54,7 +54,7 @@ class SessionKeeper:
     def count(self, request: Request) -> int:
         """Returns behind how many tokens of its session a request goes on; less than the request's tokens."""
         session = request.session
-        if session is None or not session.token_ids or session.cache_salt != request.cache_salt:
+        if session is None or not session.token_ids or session.prefix_root != request.prefix_root:
             return 0
         if session.prompt_class != self.classify(request):
             return 0
@@ -70,7 +70,7 @@ class SessionKeeper:
         token_ids = [] if session is None else request.tokens_at(0, request.num_computed_tokens)
         if session is None or not token_ids:
             return None
-        session.token_ids, session.cache_salt = token_ids, request.cache_salt
+        session.token_ids, session.prefix_root = token_ids, request.prefix_root
         session.prompt_class = self.classify(request)
         # One step may be in flight that computes what the request has, and one behind it that was called ahead.
         session.num_written = request.num_tokens + 1

@@ -5,10 +5,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pytest
 from sqlalchemy.orm import Session
 
-from compiler_svc.database import operations, resumption
+from compiler_svc.database import names, operations, resumption
 from compiler_svc.database.engine import Database
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.operations import Operation, State
-from compiler_svc.errors import BuildFailed, OperationNotDone, OperationNotFound, RequestIdReused
+from compiler_svc.errors import BuildFailed, NameOwned, OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
 
@@ -24,7 +25,10 @@ def run(database: Database, work: Callable[Concatenate[Session, P], T], *args: P
     return database.run_and_wait(lambda session: work(session, *args, **kwargs))
 
 
-def create(database: Database, request_id: str | None = None) -> Operation:
+ALICE, BOB = Publisher("alice", takes_any=False), Publisher("bob", takes_any=False)
+
+
+def create(database: Database, request_id: str | None = None, publisher: Publisher = UNOWNED) -> Operation:
     return run(
         database,
         operations.create_operation,
@@ -32,6 +36,7 @@ def create(database: Database, request_id: str | None = None) -> Operation:
         request_id=request_id,
         request_digest="sha256:" + "1" * 64,
         spec=b"{}",
+        publisher=publisher,
     )
 
 
@@ -144,3 +149,31 @@ def test_finished_operations_are_forgotten_by_number_and_age(database: Database)
     assert run(database, operations.forget_finished, keep=3, older_than_ns=time.time_ns()) == 3
     assert not run(database, operations.get_operation, created[5]).is_done
     assert run(database, operations.find_by_request_id, "0", "sha256:" + "1" * 64) is None
+
+
+def test_operations_and_request_ids_are_their_publishers_own(database: Database) -> None:
+    of_alice, of_bob, unowned = (create(database, "r", one) for one in (ALICE, BOB, UNOWNED))
+    assert len({one.operation_id for one in (of_alice, of_bob, unowned)}) == 3
+    digest = "sha256:" + "1" * 64
+    for principal, own in (("alice", of_alice), ("bob", of_bob), ("", unowned)):
+        assert run(database, operations.find_by_request_id, "r", digest, principal) == own
+        for operation in (of_alice, of_bob, unowned):
+            for work in (operations.get_operation, operations.request_cancel):
+                if operation is own:
+                    assert run(database, work, operation.operation_id, principal).publisher.principal == principal
+                else:
+                    with pytest.raises(OperationNotFound):
+                        run(database, work, operation.operation_id, principal)
+        listed = run(database, operations.list_operations, done=None, page_size=9, after=None, reach=principal)
+        assert [one.operation_id for one in listed.operations] == [own.operation_id]
+    everyones = run(database, operations.list_operations, done=None, page_size=9, after=None)
+    assert len(everyones.operations) == 3
+    assert run(database, operations.get_operation, of_bob.operation_id, None).publisher == BOB
+
+
+def test_an_operation_for_the_name_of_another_is_refused(database: Database) -> None:
+    run(database, names.claim_name, "a", ALICE)
+    with pytest.raises(NameOwned):
+        create(database, publisher=BOB)
+    assert create(database, publisher=ALICE)
+    assert create(database, publisher=Publisher("carol", takes_any=True))

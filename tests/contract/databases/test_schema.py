@@ -5,10 +5,11 @@ import pytest
 from sqlalchemy import inspect, text
 from sqlalchemy.orm import Session
 
-from compiler_svc.database import operations, resumption, versions
+from compiler_svc.database import names, operations, resumption, versions
 from compiler_svc.database.engine import Database
+from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.database.schema import SCHEMA_VERSION
-from compiler_svc.errors import DatabaseSchemaUnsupported
+from compiler_svc.errors import DatabaseSchemaUnsupported, NameOwned, OperationNotFound
 from compiler_svc.records import Progress, Stage
 
 # As the first version of Kiln made them, before tables had a version.
@@ -17,6 +18,7 @@ CREATE TABLE operations (
     operation_id VARCHAR(64) NOT NULL, name VARCHAR NOT NULL, request_id VARCHAR, request_digest VARCHAR NOT NULL,
     state VARCHAR NOT NULL, progress BLOB NOT NULL, result BLOB, error BLOB,
     create_time_ns BIGINT NOT NULL, update_time_ns BIGINT NOT NULL, PRIMARY KEY (operation_id), UNIQUE (request_id));
+CREATE TABLE names (name VARCHAR(128) NOT NULL, last_version BIGINT NOT NULL, PRIMARY KEY (name));
 CREATE TABLE versions (
     name VARCHAR(128) NOT NULL, version BIGINT NOT NULL, digest VARCHAR NOT NULL, size_bytes BIGINT NOT NULL,
     graph_abi_digest VARCHAR NOT NULL, create_time_ns BIGINT NOT NULL, PRIMARY KEY (name, version));
@@ -33,6 +35,7 @@ def old(tmp_path: Path) -> str:
         connection.execute(
             "INSERT INTO operations VALUES ('1', 'a', 'r', 'd', 'running', ?, NULL, NULL, 5, 6)", (progress,)
         )
+        connection.execute("INSERT INTO names VALUES ('a', 1)")
         connection.execute("INSERT INTO versions VALUES ('a', 1, 'sha256:0', 10, 'sha256:1', 5)")
     return f"sqlite:///{path}"
 
@@ -56,6 +59,27 @@ def test_old_tables_get_what_they_lack(old: str, tmp_path: Path) -> None:
     for one in (database, new):
         assert one.run_and_wait(read_schema_version) == SCHEMA_VERSION
         one.close()
+
+
+def test_what_earlier_releases_made_has_no_owner(old: str) -> None:
+    """Of principals those with the scope admin, or a pattern, publish under its names, until they are given away."""
+    database = Database(old)
+    alice, admin = Publisher("alice", takes_any=False), Publisher("root", takes_any=True)
+
+    def claim(publisher: Publisher) -> str:
+        return database.run_and_wait(lambda session: names.claim_name(session, "a", publisher).owner)
+
+    with pytest.raises(NameOwned):
+        claim(alice)
+    assert claim(admin) == ""
+    assert database.run_and_wait(lambda session: names.give_name(session, "a", "alice")) == ""
+    assert claim(alice) == "alice"
+    operation = database.run_and_wait(lambda session: operations.get_operation(session, "1"))
+    assert operation.publisher == UNOWNED
+    with pytest.raises(OperationNotFound):
+        database.run_and_wait(lambda session: operations.get_operation(session, "1", "alice"))
+    assert database.run_and_wait(lambda session: operations.find_by_request_id(session, "r", "d")) == operation
+    database.close()
 
 
 def test_a_step_that_was_killed_is_finished(old: str) -> None:

@@ -131,13 +131,21 @@ BUNDLE_CASES = [
         bundle_pb2.DeleteBundleResponse(deleted_blob_count=2),
     ),
     Case(
+        "SetBundleOwner",
+        bundle_pb2.SetBundleOwnerResponse(former_owner="alice"),
+        "set_owner",
+        ("tiny", "bob"),
+        bundle_pb2.SetBundleOwnerRequest(name="tiny", owner="bob"),
+        "alice",
+    ),
+    Case(
         "ReadBlob",
         BLOBS,
         "read_blob",
         (samples.DIGEST,),
-        bundle_pb2.ReadBlobRequest(digest=samples.DIGEST, offset_bytes=4),
+        bundle_pb2.ReadBlobRequest(digest=samples.DIGEST, offset_bytes=4, ref="tiny:v1"),
         BLOBS,
-        {"offset_bytes": 4},
+        {"offset_bytes": 4, "ref": "tiny:v1"},
     ),
     Case(
         "SetAlias",

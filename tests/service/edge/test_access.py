@@ -135,6 +135,7 @@ REFUSALS: dict[str, tuple[Callable[[], str | None], str, str, str]] = {
     "no scope": (lambda: sign(""), "GetBundle", DENIED, "SCOPE_MISSING"),
     "wrong alias": (lambda: sign(kiln_aliases=["*@staging"]), "SetAlias", DENIED, "ALIAS_FORBIDDEN"),
     "no alias": (lambda: sign(kiln_aliases=[]), "SetAlias", DENIED, "ALIAS_FORBIDDEN"),
+    "no bundle": (lambda: sign(kiln_bundles=["a*"]), "ReadBlob", DENIED, "BUNDLE_FORBIDDEN"),
 }
 
 
@@ -162,15 +163,16 @@ async def test_refused(tmp_path: Path, logs: Logs, case: str) -> None:
 async def test_refusals_name_what_would_do(tmp_path: Path, logs: Logs) -> None:
     async with serve(tmp_path, Promoter(), is_required=True) as channel:
         for method, token, metadata in (
-            ("ReadBlob", sign("infer"), {"principal": "alice", "scope": "compile or load"}),
+            ("ReadBlob", sign("infer"), {"principal": "alice", "scope": "load or read"}),
             ("SetAlias", sign(kiln_aliases=[]), {"principal": "alice", "alias": "tiny@prod"}),
+            ("ReadBlob", sign(kiln_bundles=["a*"]), {"principal": "alice", "bundle": ""}),
             ("GetBundle", None, {"accepted": "`authorization: Bearer JWT`"}),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(channel, method, token)
             assert dict(details_of(caught.value)[0].metadata) == metadata
-    assert [line.get("alias") for line in audit(logs)] == [None, "tiny@prod", None]
-    assert [line.get("scope") for line in audit(logs)] == ["compile or load", None, None]
+    assert [line.get("alias") for line in audit(logs)] == [None, "tiny@prod", None, None]
+    assert [line.get("scope") for line in audit(logs)] == ["load or read", None, None, None]
 
 
 async def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:

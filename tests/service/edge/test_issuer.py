@@ -37,10 +37,10 @@ def issue(directory: Path, *words: str) -> str:
 async def test_a_server_takes_what_the_issuer_says(tmp_path: Path) -> None:
     plain = issue(tmp_path / "auth", "--subject", "ada", "--scope", "infer", "--scope", "load")
     assert await verify(tmp_path / "auth", plain) == Principal("ada", frozenset({Scope.INFER, Scope.LOAD}))
-    patterns = ("--deployment", "chat-*", "--deployment", "d", "--alias", "*@staging")
+    patterns = ("--deployment", "chat-*", "--deployment", "d", "--alias", "*@staging", "--bundle", "b*")
     bound = issue(tmp_path / "auth", "--subject", "ci", "--scope", "promote", *patterns)
     assert await verify(tmp_path / "auth", bound) == Principal(
-        "ci", frozenset({Scope.PROMOTE}), deployments=("chat-*", "d"), aliases=("*@staging",)
+        "ci", frozenset({Scope.PROMOTE}), deployments=("chat-*", "d"), aliases=("*@staging",), bundles=("b*",)
     )
 
 

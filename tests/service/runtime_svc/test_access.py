@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 from smg_grpc_proto import vllm_engine_pb2 as engine
 from structlog.testing import capture_logs
 
+from tests.hang_guard import HANG_S
 from tests.servers.runtime import Runtime, details_of, serve_runtime, token_request
 from tests.servers.tokens import SigningKey, bearer, make_claims, write_jwks
 from tests.servers.vllm_engine import make_request, stub_of
@@ -129,3 +131,32 @@ async def test_the_engine_api_is_bound_to_the_deployment_that_it_speaks_for(serv
             await anext(aiter(stub.Generate(make_request([1, 2]), metadata=metadata)))
         assert details_of(caught.value)[0].reason == reason
     await stub.HealthCheck(engine.HealthCheckRequest())
+
+
+async def test_requests_of_the_engine_api_are_a_principals_own(served: Runtime) -> None:
+    """As of Generate and Abort, whose ids they share."""
+    stub = stub_of(served)
+    alice, bob, root = (
+        bearer(KEY.sign(make_claims(scope, sub=name)))
+        for name, scope in (("alice", "infer"), ("bob", "infer"), ("root", "infer admin"))
+    )
+    chat = served.server.deployments.get("chat").engine
+    assert chat is not None
+    # No step ends, so that no request does.
+    served.groups[0].gate.clear()
+    readers = []
+    for metadata in (alice, bob):
+        started = stub.Generate(make_request([1, 2], request_id="mine"), metadata=metadata)
+        readers.append(asyncio.create_task(anext(aiter(started))))
+        async with asyncio.timeout(HANG_S):
+            while len(chat.requests) < len(readers):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+    again = served.generation.Generate(token_request([1], deployment_id="chat", request_id="mine"), metadata=alice)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await anext(aiter(again))
+    assert details_of(caught.value)[0].reason == "REQUEST_ID_IN_USE"
+    for metadata, left in ((bob, 1), (bob, 1), (root, 0)):
+        await stub.Abort(engine.AbortRequest(request_ids=["mine"]), metadata=metadata)
+        assert len(chat.requests) == left
+    served.groups[0].gate.set()
+    assert [(await reader).complete.finish_reason for reader in readers] == ["abort"] * 2

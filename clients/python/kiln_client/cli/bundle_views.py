@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
+from kiln_client.bundles import version_ref
 from kiln_client.cli.views import SHORT_DIGEST, pairs, rows
 from kiln_client.enums import enum_name
 
@@ -105,11 +106,6 @@ def import_view(result: ImportResult) -> RenderableType:
             *(("warning", warning) for warning in result.warnings),
         )
     )
-
-
-def version_ref(bundle: Bundle) -> str:
-    """Returns `name:vN`, or the digest if the bundle has no version."""
-    return f"{bundle.name}:v{bundle.version}" if bundle.version else bundle.digest
 
 
 def _create_time(bundle: Bundle) -> str:

@@ -9,6 +9,7 @@ import click
 from kiln.bundle.v1.bundle_pb2 import Bundle
 from rich.text import Text
 
+from kiln_client.bundles import version_ref
 from kiln_client.cli.bundle_views import (
     bundle_view,
     bundles_view,
@@ -16,7 +17,6 @@ from kiln_client.cli.bundle_views import (
     import_view,
     lease_text,
     leases_view,
-    version_ref,
 )
 from kiln_client.cli.parameters import DURATION, server_path
 from kiln_client.cli.progress import ProgressView
@@ -103,6 +103,22 @@ async def alias_command(session: Session, *, ref: str, alias: str, etag: str | N
     moved, warnings = done.alias, [*done.warnings]
     lines = [f"{moved.name}@{moved.alias} → {moved.name}:v{moved.version}", *(f"warning: {one}" for one in warnings)]
     session.output.result({**record_from_message(moved), "warnings": warnings}, Text("\n".join(lines)))
+
+
+@bundles_group.command("give")
+@click.argument("name")
+@click.argument("principal")
+@remote_command
+async def give_command(session: Session, *, name: str, principal: str) -> None:
+    """Make NAME belong to PRINCIPAL, who may then compile bundles of that name.
+
+    PRINCIPAL is the subject of a token, or the kind and name of a certificate, such as dns:ci.example.org. With '' the
+    name belongs to no principal. Needs a token with the scope admin.
+    """
+    async with session.bundles() as bundles:
+        former = await bundles.set_owner(name, principal)
+    record = {"name": name, "owner": principal, "former_owner": former}
+    session.output.result(record, Text(f"{name}: {former or 'no owner'} → {principal or 'no owner'}"))
 
 
 @bundles_group.command("delete")

@@ -10,8 +10,7 @@ import click
 import yaml
 from kiln.bundle.v1.bundle_pb2 import Bundle
 
-from kiln_client.bundles import AsyncBundles
-from kiln_client.cli.bundle_views import version_ref
+from kiln_client.bundles import AsyncBundles, version_ref
 from kiln_client.cli.records import Record
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.errors import NotFound
@@ -80,7 +79,7 @@ async def _read_file(bundles: AsyncBundles, bundle: Bundle, title: str) -> bytes
             reason="BLOB_NOT_FOUND",
             metadata={"bundle": bundle.digest, "title": title},
         )
-    async with bundles.read_blob(digest) as pieces:
+    async with bundles.read_blob(digest, ref=version_ref(bundle)) as pieces:
         return b"".join([piece.data async for piece in pieces])
 
 

@@ -41,6 +41,14 @@ _FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
     help="Aliases that its bearer may move, such as '*@staging'; may be repeated. Default: all.",
 )
 @click.option(
+    "--bundle",
+    "bundles",
+    multiple=True,
+    metavar="PATTERN",
+    help="Bundle names that its bearer may publish, delete and read, such as 'chat-*'; may be repeated. Default: to "
+    "publish, names of its own and new ones; to delete and read, all.",
+)
+@click.option(
     "--lifetime",
     type=DURATION,
     default="30d",
@@ -57,6 +65,7 @@ async def token_command(
     scopes: tuple[str, ...],
     deployments: tuple[str, ...],
     aliases: tuple[str, ...],
+    bundles: tuple[str, ...],
     lifetime: float,
     subject: str | None,
     out: Path | None,
@@ -69,7 +78,7 @@ async def token_command(
     """
     if not key_path(home).is_file():
         raise KeyNotFound(home)
-    grant = Grant(subject or getpass.getuser(), scopes, lifetime, deployments, aliases)
+    grant = Grant(subject or getpass.getuser(), scopes, lifetime, deployments, aliases, bundles)
     expires = datetime.now(UTC) + timedelta(seconds=lifetime)
     token = await sign_token(home, grant, out)
     session.output.result(
@@ -80,6 +89,7 @@ async def token_command(
             "scopes": list(scopes),
             "deployments": list(deployments) or None,
             "aliases": list(aliases) or None,
+            "bundles": list(bundles) or None,
             "expire_time": expires.isoformat(timespec="seconds").replace("+00:00", "Z"),
         }
     )

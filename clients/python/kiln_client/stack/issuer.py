@@ -21,7 +21,7 @@ from kiln_client.stack.service_process import Service
 ISSUER: Final = Service("token", "edge", "kiln-edge")
 
 #: What tokens may allow, as the services call it.
-SCOPES: Final = ("infer", "load", "compile", "promote", "admin")
+SCOPES: Final = ("infer", "load", "compile", "read", "promote", "admin")
 
 #: How long the home's own token lasts, and after what time it is renewed, in seconds. A copy of it ends in a week.
 HOME_TOKEN_LIFETIME_S: Final = 7 * 86400.0
@@ -40,6 +40,8 @@ class Grant:
         lifetime_s: Seconds until the token expires.
         deployments: Patterns of the deployments that it may use; empty for all.
         aliases: Patterns of the aliases that it may move, `NAME@ALIAS`; empty for all.
+        bundles: Patterns of the bundle names that it may publish, delete and read, also names of others; empty to
+            publish under new names and its own, and to delete and read all.
     """
 
     subject: str
@@ -47,6 +49,7 @@ class Grant:
     lifetime_s: float
     deployments: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    bundles: tuple[str, ...] = ()
 
 
 #: The token with which this user's own clients, and the runtime, call the services of a home.
@@ -87,7 +90,12 @@ async def sign_token(home: Path, grant: Grant, out: Path | None = None) -> str:
     """
     ISSUER.require_installed()
     words = ["--subject", grant.subject, "--lifetime", str(round(grant.lifetime_s))]
-    for option, values in (("scope", grant.scopes), ("deployment", grant.deployments), ("alias", grant.aliases)):
+    for option, values in (
+        ("scope", grant.scopes),
+        ("deployment", grant.deployments),
+        ("alias", grant.aliases),
+        ("bundle", grant.bundles),
+    ):
         words += [f"--{option}={value}" for value in values]
     words += [] if out is None else ["--out", str(out)]
     process = await asyncio.create_subprocess_exec(

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkiln/bundle/v1/bundle.proto\x12\x0ekiln.bundle.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\x02\n\x06\x42undle\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\x12\x18\n\x10graph_abi_digest\x18\x07 \x01(\t\x12\x15\n\rmanifest_json\x18\x08 \x01(\x0c\x12#\n\x05\x62lobs\x18\t \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x30\n\x08\x63ontents\x18\n \x01(\x0e\x32\x1e.kiln.bundle.v1.BundleContents\x12\'\n\treferrers\x18\x0b \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x31\n\x0cgolden_check\x18\x0c \x01(\x0e\x32\x1b.kiln.bundle.v1.GoldenCheck\"M\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\r\n\x05title\x18\x04 \x01(\t\"C\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\"\x1f\n\x10GetBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\";\n\x11GetBundleResponse\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\"I\n\x12ListBundlesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"W\n\x13ListBundlesResponse\x12\'\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x13\x44\x65leteBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\"N\n\x14\x44\x65leteBundleResponse\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x02 \x01(\x03\"7\n\x0fReadBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"e\n\x0fSetAliasRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\x12require_compatible\x18\x04 \x01(\x08\x42\x07\n\x05_etag\"J\n\x10SetAliasResponse\x12$\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Alias\x12\x10\n\x08warnings\x18\x02 \x03(\t\"M\n\x12\x44\x65leteAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_etag\"\x15\n\x13\x44\x65leteAliasResponse\"\"\n\x12ListAliasesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x13ListAliasesResponse\x12&\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Alias\"X\n\x05Lease\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"^\n\x12LeaseBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x13LeaseBundleResponse\x12$\n\x05lease\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Lease\"5\n\x13ReleaseLeaseRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\".\n\x14ReleaseLeaseResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"#\n\x11ListLeasesRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\";\n\x12ListLeasesResponse\x12%\n\x06leases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Lease\"Z\n\x15\x43ollectGarbageRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x30\n\rmax_cache_age\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x16\x43ollectGarbageResponse\x12\x1c\n\x14\x64\x65leted_bundle_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x02 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x03 \x01(\x03\x12\x17\n\x0fkept_blob_count\x18\x04 \x01(\x05\x12\x17\n\x0fkept_size_bytes\x18\x05 \x01(\x03\"~\n\x13ImportBundleRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x12\n\nsource_ref\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x61lias\x18\x04 \x01(\t\x12\x17\n\nalias_etag\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_alias_etag\"\x83\x01\n\x14ImportBundleResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.kiln.bundle.v1.ImportProgressH\x00\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x1c.kiln.bundle.v1.ImportResultH\x00\x42\x07\n\x05\x65vent\"9\n\x0eImportProgress\x12\x12\n\ndone_bytes\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\"\x9a\x01\n\x0cImportResult\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x19\n\x11\x63opied_blob_count\x18\x02 \x01(\x05\x12\x19\n\x11\x63opied_size_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12present_blob_count\x18\x04 \x01(\x05\x12\x10\n\x08warnings\x18\x05 \x03(\t*\x89\x01\n\x0e\x42undleContents\x12\x1f\n\x1b\x42UNDLE_CONTENTS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_CONTENTS_FULL\x10\x01\x12\x1f\n\x1b\x42UNDLE_CONTENTS_EXECUTABLES\x10\x02\x12\x1b\n\x17\x42UNDLE_CONTENTS_WEIGHTS\x10\x03*z\n\x0bGoldenCheck\x12\x1c\n\x18GOLDEN_CHECK_UNSPECIFIED\x10\x00\x12\x15\n\x11GOLDEN_CHECK_NONE\x10\x01\x12\x1c\n\x18GOLDEN_CHECK_EXECUTABLES\x10\x02\x12\x18\n\x14GOLDEN_CHECK_XLA_CPU\x10\x03\x32\xaa\x08\n\rBundleService\x12P\n\tGetBundle\x12 .kiln.bundle.v1.GetBundleRequest\x1a!.kiln.bundle.v1.GetBundleResponse\x12V\n\x0bListBundles\x12\".kiln.bundle.v1.ListBundlesRequest\x1a#.kiln.bundle.v1.ListBundlesResponse\x12Y\n\x0c\x44\x65leteBundle\x12#.kiln.bundle.v1.DeleteBundleRequest\x1a$.kiln.bundle.v1.DeleteBundleResponse\x12O\n\x08ReadBlob\x12\x1f.kiln.bundle.v1.ReadBlobRequest\x1a .kiln.bundle.v1.ReadBlobResponse0\x01\x12M\n\x08SetAlias\x12\x1f.kiln.bundle.v1.SetAliasRequest\x1a .kiln.bundle.v1.SetAliasResponse\x12V\n\x0b\x44\x65leteAlias\x12\".kiln.bundle.v1.DeleteAliasRequest\x1a#.kiln.bundle.v1.DeleteAliasResponse\x12V\n\x0bListAliases\x12\".kiln.bundle.v1.ListAliasesRequest\x1a#.kiln.bundle.v1.ListAliasesResponse\x12V\n\x0bLeaseBundle\x12\".kiln.bundle.v1.LeaseBundleRequest\x1a#.kiln.bundle.v1.LeaseBundleResponse\x12Y\n\x0cReleaseLease\x12#.kiln.bundle.v1.ReleaseLeaseRequest\x1a$.kiln.bundle.v1.ReleaseLeaseResponse\x12S\n\nListLeases\x12!.kiln.bundle.v1.ListLeasesRequest\x1a\".kiln.bundle.v1.ListLeasesResponse\x12_\n\x0e\x43ollectGarbage\x12%.kiln.bundle.v1.CollectGarbageRequest\x1a&.kiln.bundle.v1.CollectGarbageResponse\x12[\n\x0cImportBundle\x12#.kiln.bundle.v1.ImportBundleRequest\x1a$.kiln.bundle.v1.ImportBundleResponse0\x01\x42\x81\x01\n\x12\x64\x65v.kiln.bundle.v1P\x01Z%kiln.local/go/kiln/bundle/v1;bundlev1\xaa\x02\x0eKiln.Bundle.V1\xba\x02\x0cKilnBundleV1\xca\x02\x0eKiln\\Bundle\\V1\xea\x02\x10Kiln::Bundle::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkiln/bundle/v1/bundle.proto\x12\x0ekiln.bundle.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\x02\n\x06\x42undle\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\x12\x18\n\x10graph_abi_digest\x18\x07 \x01(\t\x12\x15\n\rmanifest_json\x18\x08 \x01(\x0c\x12#\n\x05\x62lobs\x18\t \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x30\n\x08\x63ontents\x18\n \x01(\x0e\x32\x1e.kiln.bundle.v1.BundleContents\x12\'\n\treferrers\x18\x0b \x03(\x0b\x32\x14.kiln.bundle.v1.Blob\x12\x31\n\x0cgolden_check\x18\x0c \x01(\x0e\x32\x1b.kiln.bundle.v1.GoldenCheck\"M\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\r\n\x05title\x18\x04 \x01(\t\"C\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\"\x1f\n\x10GetBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\";\n\x11GetBundleResponse\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\"I\n\x12ListBundlesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"W\n\x13ListBundlesResponse\x12\'\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x13\x44\x65leteBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\"N\n\x14\x44\x65leteBundleResponse\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x02 \x01(\x03\"4\n\x15SetBundleOwnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\".\n\x16SetBundleOwnerResponse\x12\x14\n\x0c\x66ormer_owner\x18\x01 \x01(\t\"D\n\x0fReadBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x0b\n\x03ref\x18\x03 \x01(\t\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"e\n\x0fSetAliasRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\x12require_compatible\x18\x04 \x01(\x08\x42\x07\n\x05_etag\"J\n\x10SetAliasResponse\x12$\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Alias\x12\x10\n\x08warnings\x18\x02 \x03(\t\"M\n\x12\x44\x65leteAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x11\n\x04\x65tag\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_etag\"\x15\n\x13\x44\x65leteAliasResponse\"\"\n\x12ListAliasesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x13ListAliasesResponse\x12&\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Alias\"X\n\x05Lease\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"^\n\x12LeaseBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x13LeaseBundleResponse\x12$\n\x05lease\x18\x01 \x01(\x0b\x32\x15.kiln.bundle.v1.Lease\"5\n\x13ReleaseLeaseRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\".\n\x14ReleaseLeaseResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"#\n\x11ListLeasesRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\";\n\x12ListLeasesResponse\x12%\n\x06leases\x18\x01 \x03(\x0b\x32\x15.kiln.bundle.v1.Lease\"Z\n\x15\x43ollectGarbageRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x30\n\rmax_cache_age\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x16\x43ollectGarbageResponse\x12\x1c\n\x14\x64\x65leted_bundle_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65leted_blob_count\x18\x02 \x01(\x05\x12\x1a\n\x12\x64\x65leted_size_bytes\x18\x03 \x01(\x03\x12\x17\n\x0fkept_blob_count\x18\x04 \x01(\x05\x12\x17\n\x0fkept_size_bytes\x18\x05 \x01(\x03\"~\n\x13ImportBundleRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x12\n\nsource_ref\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x61lias\x18\x04 \x01(\t\x12\x17\n\nalias_etag\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_alias_etag\"\x83\x01\n\x14ImportBundleResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.kiln.bundle.v1.ImportProgressH\x00\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x1c.kiln.bundle.v1.ImportResultH\x00\x42\x07\n\x05\x65vent\"9\n\x0eImportProgress\x12\x12\n\ndone_bytes\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\"\x9a\x01\n\x0cImportResult\x12&\n\x06\x62undle\x18\x01 \x01(\x0b\x32\x16.kiln.bundle.v1.Bundle\x12\x19\n\x11\x63opied_blob_count\x18\x02 \x01(\x05\x12\x19\n\x11\x63opied_size_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12present_blob_count\x18\x04 \x01(\x05\x12\x10\n\x08warnings\x18\x05 \x03(\t*\x89\x01\n\x0e\x42undleContents\x12\x1f\n\x1b\x42UNDLE_CONTENTS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_CONTENTS_FULL\x10\x01\x12\x1f\n\x1b\x42UNDLE_CONTENTS_EXECUTABLES\x10\x02\x12\x1b\n\x17\x42UNDLE_CONTENTS_WEIGHTS\x10\x03*z\n\x0bGoldenCheck\x12\x1c\n\x18GOLDEN_CHECK_UNSPECIFIED\x10\x00\x12\x15\n\x11GOLDEN_CHECK_NONE\x10\x01\x12\x1c\n\x18GOLDEN_CHECK_EXECUTABLES\x10\x02\x12\x18\n\x14GOLDEN_CHECK_XLA_CPU\x10\x03\x32\x8b\t\n\rBundleService\x12P\n\tGetBundle\x12 .kiln.bundle.v1.GetBundleRequest\x1a!.kiln.bundle.v1.GetBundleResponse\x12V\n\x0bListBundles\x12\".kiln.bundle.v1.ListBundlesRequest\x1a#.kiln.bundle.v1.ListBundlesResponse\x12_\n\x0eSetBundleOwner\x12%.kiln.bundle.v1.SetBundleOwnerRequest\x1a&.kiln.bundle.v1.SetBundleOwnerResponse\x12Y\n\x0c\x44\x65leteBundle\x12#.kiln.bundle.v1.DeleteBundleRequest\x1a$.kiln.bundle.v1.DeleteBundleResponse\x12O\n\x08ReadBlob\x12\x1f.kiln.bundle.v1.ReadBlobRequest\x1a .kiln.bundle.v1.ReadBlobResponse0\x01\x12M\n\x08SetAlias\x12\x1f.kiln.bundle.v1.SetAliasRequest\x1a .kiln.bundle.v1.SetAliasResponse\x12V\n\x0b\x44\x65leteAlias\x12\".kiln.bundle.v1.DeleteAliasRequest\x1a#.kiln.bundle.v1.DeleteAliasResponse\x12V\n\x0bListAliases\x12\".kiln.bundle.v1.ListAliasesRequest\x1a#.kiln.bundle.v1.ListAliasesResponse\x12V\n\x0bLeaseBundle\x12\".kiln.bundle.v1.LeaseBundleRequest\x1a#.kiln.bundle.v1.LeaseBundleResponse\x12Y\n\x0cReleaseLease\x12#.kiln.bundle.v1.ReleaseLeaseRequest\x1a$.kiln.bundle.v1.ReleaseLeaseResponse\x12S\n\nListLeases\x12!.kiln.bundle.v1.ListLeasesRequest\x1a\".kiln.bundle.v1.ListLeasesResponse\x12_\n\x0e\x43ollectGarbage\x12%.kiln.bundle.v1.CollectGarbageRequest\x1a&.kiln.bundle.v1.CollectGarbageResponse\x12[\n\x0cImportBundle\x12#.kiln.bundle.v1.ImportBundleRequest\x1a$.kiln.bundle.v1.ImportBundleResponse0\x01\x42\x81\x01\n\x12\x64\x65v.kiln.bundle.v1P\x01Z%kiln.local/go/kiln/bundle/v1;bundlev1\xaa\x02\x0eKiln.Bundle.V1\xba\x02\x0cKilnBundleV1\xca\x02\x0eKiln\\Bundle\\V1\xea\x02\x10Kiln::Bundle::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kiln.bundle.v1.bundle_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\022dev.kiln.bundle.v1P\001Z%kiln.local/go/kiln/bundle/v1;bundlev1\252\002\016Kiln.Bundle.V1\272\002\014KilnBundleV1\312\002\016Kiln\\Bundle\\V1\352\002\020Kiln::Bundle::V1'
-  _globals['_BUNDLECONTENTS']._serialized_start=2659
-  _globals['_BUNDLECONTENTS']._serialized_end=2796
-  _globals['_GOLDENCHECK']._serialized_start=2798
-  _globals['_GOLDENCHECK']._serialized_end=2920
+  _globals['_BUNDLECONTENTS']._serialized_start=2774
+  _globals['_BUNDLECONTENTS']._serialized_end=2911
+  _globals['_GOLDENCHECK']._serialized_start=2913
+  _globals['_GOLDENCHECK']._serialized_end=3035
   _globals['_BUNDLE']._serialized_start=113
   _globals['_BUNDLE']._serialized_end=482
   _globals['_BLOB']._serialized_start=484
@@ -56,48 +56,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETEBUNDLEREQUEST']._serialized_end=924
   _globals['_DELETEBUNDLERESPONSE']._serialized_start=926
   _globals['_DELETEBUNDLERESPONSE']._serialized_end=1004
-  _globals['_READBLOBREQUEST']._serialized_start=1006
-  _globals['_READBLOBREQUEST']._serialized_end=1061
-  _globals['_READBLOBRESPONSE']._serialized_start=1063
-  _globals['_READBLOBRESPONSE']._serialized_end=1095
-  _globals['_SETALIASREQUEST']._serialized_start=1097
-  _globals['_SETALIASREQUEST']._serialized_end=1198
-  _globals['_SETALIASRESPONSE']._serialized_start=1200
-  _globals['_SETALIASRESPONSE']._serialized_end=1274
-  _globals['_DELETEALIASREQUEST']._serialized_start=1276
-  _globals['_DELETEALIASREQUEST']._serialized_end=1353
-  _globals['_DELETEALIASRESPONSE']._serialized_start=1355
-  _globals['_DELETEALIASRESPONSE']._serialized_end=1376
-  _globals['_LISTALIASESREQUEST']._serialized_start=1378
-  _globals['_LISTALIASESREQUEST']._serialized_end=1412
-  _globals['_LISTALIASESRESPONSE']._serialized_start=1414
-  _globals['_LISTALIASESRESPONSE']._serialized_end=1475
-  _globals['_LEASE']._serialized_start=1477
-  _globals['_LEASE']._serialized_end=1565
-  _globals['_LEASEBUNDLEREQUEST']._serialized_start=1567
-  _globals['_LEASEBUNDLEREQUEST']._serialized_end=1661
-  _globals['_LEASEBUNDLERESPONSE']._serialized_start=1663
-  _globals['_LEASEBUNDLERESPONSE']._serialized_end=1722
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1724
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1777
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1779
-  _globals['_RELEASELEASERESPONSE']._serialized_end=1825
-  _globals['_LISTLEASESREQUEST']._serialized_start=1827
-  _globals['_LISTLEASESREQUEST']._serialized_end=1862
-  _globals['_LISTLEASESRESPONSE']._serialized_start=1864
-  _globals['_LISTLEASESRESPONSE']._serialized_end=1923
-  _globals['_COLLECTGARBAGEREQUEST']._serialized_start=1925
-  _globals['_COLLECTGARBAGEREQUEST']._serialized_end=2015
-  _globals['_COLLECTGARBAGERESPONSE']._serialized_start=2018
-  _globals['_COLLECTGARBAGERESPONSE']._serialized_end=2178
-  _globals['_IMPORTBUNDLEREQUEST']._serialized_start=2180
-  _globals['_IMPORTBUNDLEREQUEST']._serialized_end=2306
-  _globals['_IMPORTBUNDLERESPONSE']._serialized_start=2309
-  _globals['_IMPORTBUNDLERESPONSE']._serialized_end=2440
-  _globals['_IMPORTPROGRESS']._serialized_start=2442
-  _globals['_IMPORTPROGRESS']._serialized_end=2499
-  _globals['_IMPORTRESULT']._serialized_start=2502
-  _globals['_IMPORTRESULT']._serialized_end=2656
-  _globals['_BUNDLESERVICE']._serialized_start=2923
-  _globals['_BUNDLESERVICE']._serialized_end=3989
+  _globals['_SETBUNDLEOWNERREQUEST']._serialized_start=1006
+  _globals['_SETBUNDLEOWNERREQUEST']._serialized_end=1058
+  _globals['_SETBUNDLEOWNERRESPONSE']._serialized_start=1060
+  _globals['_SETBUNDLEOWNERRESPONSE']._serialized_end=1106
+  _globals['_READBLOBREQUEST']._serialized_start=1108
+  _globals['_READBLOBREQUEST']._serialized_end=1176
+  _globals['_READBLOBRESPONSE']._serialized_start=1178
+  _globals['_READBLOBRESPONSE']._serialized_end=1210
+  _globals['_SETALIASREQUEST']._serialized_start=1212
+  _globals['_SETALIASREQUEST']._serialized_end=1313
+  _globals['_SETALIASRESPONSE']._serialized_start=1315
+  _globals['_SETALIASRESPONSE']._serialized_end=1389
+  _globals['_DELETEALIASREQUEST']._serialized_start=1391
+  _globals['_DELETEALIASREQUEST']._serialized_end=1468
+  _globals['_DELETEALIASRESPONSE']._serialized_start=1470
+  _globals['_DELETEALIASRESPONSE']._serialized_end=1491
+  _globals['_LISTALIASESREQUEST']._serialized_start=1493
+  _globals['_LISTALIASESREQUEST']._serialized_end=1527
+  _globals['_LISTALIASESRESPONSE']._serialized_start=1529
+  _globals['_LISTALIASESRESPONSE']._serialized_end=1590
+  _globals['_LEASE']._serialized_start=1592
+  _globals['_LEASE']._serialized_end=1680
+  _globals['_LEASEBUNDLEREQUEST']._serialized_start=1682
+  _globals['_LEASEBUNDLEREQUEST']._serialized_end=1776
+  _globals['_LEASEBUNDLERESPONSE']._serialized_start=1778
+  _globals['_LEASEBUNDLERESPONSE']._serialized_end=1837
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1839
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1892
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1894
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1940
+  _globals['_LISTLEASESREQUEST']._serialized_start=1942
+  _globals['_LISTLEASESREQUEST']._serialized_end=1977
+  _globals['_LISTLEASESRESPONSE']._serialized_start=1979
+  _globals['_LISTLEASESRESPONSE']._serialized_end=2038
+  _globals['_COLLECTGARBAGEREQUEST']._serialized_start=2040
+  _globals['_COLLECTGARBAGEREQUEST']._serialized_end=2130
+  _globals['_COLLECTGARBAGERESPONSE']._serialized_start=2133
+  _globals['_COLLECTGARBAGERESPONSE']._serialized_end=2293
+  _globals['_IMPORTBUNDLEREQUEST']._serialized_start=2295
+  _globals['_IMPORTBUNDLEREQUEST']._serialized_end=2421
+  _globals['_IMPORTBUNDLERESPONSE']._serialized_start=2424
+  _globals['_IMPORTBUNDLERESPONSE']._serialized_end=2555
+  _globals['_IMPORTPROGRESS']._serialized_start=2557
+  _globals['_IMPORTPROGRESS']._serialized_end=2614
+  _globals['_IMPORTRESULT']._serialized_start=2617
+  _globals['_IMPORTRESULT']._serialized_end=2771
+  _globals['_BUNDLESERVICE']._serialized_start=3038
+  _globals['_BUNDLESERVICE']._serialized_end=4201
 # @@protoc_insertion_point(module_scope)

@@ -374,6 +374,56 @@ class DeleteBundleResponse(_message.Message):
 Global___DeleteBundleResponse: _TypeAlias = DeleteBundleResponse  # noqa: Y015
 
 @_typing.final
+class SetBundleOwnerRequest(_message.Message):
+    """SetBundleOwnerRequest names a bundle name and its new owner."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Bundle name. One that is new is kept for the owner. Required."""
+    owner: _builtins.str
+    """Principal, as its token or certificate names it; at most 256 characters. Empty for none: the scope `admin`, or a
+    pattern of bundle names, may publish under the name.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBundleOwnerRequest: _TypeAlias = SetBundleOwnerRequest  # noqa: Y015
+
+@_typing.final
+class SetBundleOwnerResponse(_message.Message):
+    """SetBundleOwnerResponse tells whose the name was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMER_OWNER_FIELD_NUMBER: _builtins.int
+    former_owner: _builtins.str
+    """The owner before; empty if there was none."""
+    def __init__(
+        self,
+        *,
+        former_owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former_owner", b"former_owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBundleOwnerResponse: _TypeAlias = SetBundleOwnerResponse  # noqa: Y015
+
+@_typing.final
 class ReadBlobRequest(_message.Message):
     """ReadBlobRequest names a blob and where to begin."""
 
@@ -381,19 +431,25 @@ class ReadBlobRequest(_message.Message):
 
     DIGEST_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    REF_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """Digest of the blob. Required."""
     offset_bytes: _builtins.int
     """First byte to send. Default 0."""
+    ref: _builtins.str
+    """Bundle that has the blob, or that the blob is a referrer of; by name if the caller's token has patterns of bundle names,
+    which may admit no others. Default: any bundle.
+    """
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
         offset_bytes: _builtins.int = ...,
+        ref: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "offset_bytes", b"offset_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "offset_bytes", b"offset_bytes", "ref", b"ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,6 +51,11 @@ class BundleServiceStub:
                 request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListBundlesRequest.SerializeToString,
                 response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListBundlesResponse.FromString,
                 _registered_method=True)
+        self.SetBundleOwner = channel.unary_unary(
+                '/kiln.bundle.v1.BundleService/SetBundleOwner',
+                request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.SetBundleOwnerRequest.SerializeToString,
+                response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.SetBundleOwnerResponse.FromString,
+                _registered_method=True)
         self.DeleteBundle = channel.unary_unary(
                 '/kiln.bundle.v1.BundleService/DeleteBundle',
                 request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.DeleteBundleRequest.SerializeToString,
@@ -129,6 +134,15 @@ class BundleServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBundleOwner(self, request, context):
+        """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
+        name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
+        The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteBundle(self, request, context):
         """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
         reuse stay until CollectGarbage forgets them.
@@ -139,9 +153,10 @@ class BundleServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlob(self, request, context):
-        """Streams the bytes of one blob, in order.
-        Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
-        RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
+        """Streams the bytes of one blob, in order. The caller needs the scope `read`, or `load`, which runtimes have.
+        Errors: PERMISSION_DENIED/BUNDLE_FORBIDDEN where the caller's token has patterns of bundle names and none admits that of
+        `ref`, INVALID_ARGUMENT/REF_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, INVALID_ARGUMENT/DIGEST_INVALID,
+        INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,6 +239,11 @@ def add_BundleServiceServicer_to_server(servicer, server):
                     servicer.ListBundles,
                     request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListBundlesRequest.FromString,
                     response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListBundlesResponse.SerializeToString,
+            ),
+            'SetBundleOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBundleOwner,
+                    request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.SetBundleOwnerRequest.FromString,
+                    response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.SetBundleOwnerResponse.SerializeToString,
             ),
             'DeleteBundle': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteBundle,
@@ -337,6 +357,33 @@ class BundleService:
             '/kiln.bundle.v1.BundleService/ListBundles',
             kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListBundlesRequest.SerializeToString,
             kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListBundlesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBundleOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.bundle.v1.BundleService/SetBundleOwner',
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.SetBundleOwnerRequest.SerializeToString,
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.SetBundleOwnerResponse.FromString,
             options,
             channel_credentials,
             insecure,

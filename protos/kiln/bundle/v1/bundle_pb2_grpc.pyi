@@ -48,15 +48,21 @@ class BundleServiceStub:
     """Lists versions, newest first within a name.
     Errors: INVALID_ARGUMENT/PAGE_TOKEN_INVALID.
     """
+    SetBundleOwner: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.SetBundleOwnerRequest, _bundle_pb2.SetBundleOwnerResponse]
+    """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
+    name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
+    The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
+    """
     DeleteBundle: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]
     """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
     reuse stay until CollectGarbage forgets them.
     Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
     """
     ReadBlob: _grpc.UnaryStreamMultiCallable[_bundle_pb2.ReadBlobRequest, _bundle_pb2.ReadBlobResponse]
-    """Streams the bytes of one blob, in order.
-    Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
-    RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
+    """Streams the bytes of one blob, in order. The caller needs the scope `read`, or `load`, which runtimes have.
+    Errors: PERMISSION_DENIED/BUNDLE_FORBIDDEN where the caller's token has patterns of bundle names and none admits that of
+    `ref`, INVALID_ARGUMENT/REF_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, INVALID_ARGUMENT/DIGEST_INVALID,
+    INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
     """
     SetAlias: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.SetAliasRequest, _bundle_pb2.SetAliasResponse]
     """Points an alias at a version, creating or moving it.
@@ -108,15 +114,21 @@ class BundleServiceAsyncStub(BundleServiceStub):
     """Lists versions, newest first within a name.
     Errors: INVALID_ARGUMENT/PAGE_TOKEN_INVALID.
     """
+    SetBundleOwner: _aio.UnaryUnaryMultiCallable[_bundle_pb2.SetBundleOwnerRequest, _bundle_pb2.SetBundleOwnerResponse]  # type: ignore[assignment]
+    """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
+    name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
+    The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
+    """
     DeleteBundle: _aio.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]  # type: ignore[assignment]
     """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
     reuse stay until CollectGarbage forgets them.
     Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
     """
     ReadBlob: _aio.UnaryStreamMultiCallable[_bundle_pb2.ReadBlobRequest, _bundle_pb2.ReadBlobResponse]  # type: ignore[assignment]
-    """Streams the bytes of one blob, in order.
-    Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
-    RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
+    """Streams the bytes of one blob, in order. The caller needs the scope `read`, or `load`, which runtimes have.
+    Errors: PERMISSION_DENIED/BUNDLE_FORBIDDEN where the caller's token has patterns of bundle names and none admits that of
+    `ref`, INVALID_ARGUMENT/REF_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, INVALID_ARGUMENT/DIGEST_INVALID,
+    INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
     """
     SetAlias: _aio.UnaryUnaryMultiCallable[_bundle_pb2.SetAliasRequest, _bundle_pb2.SetAliasResponse]  # type: ignore[assignment]
     """Points an alias at a version, creating or moving it.
@@ -179,6 +191,17 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def SetBundleOwner(
+        self,
+        request: _bundle_pb2.SetBundleOwnerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_bundle_pb2.SetBundleOwnerResponse, _abc.Awaitable[_bundle_pb2.SetBundleOwnerResponse]]:
+        """Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
+        name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
+        The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
+        """
+
+    @_abc_1.abstractmethod
     def DeleteBundle(
         self,
         request: _bundle_pb2.DeleteBundleRequest,
@@ -195,9 +218,10 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _bundle_pb2.ReadBlobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_bundle_pb2.ReadBlobResponse], _abc.AsyncIterator[_bundle_pb2.ReadBlobResponse]]:
-        """Streams the bytes of one blob, in order.
-        Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
-        RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
+        """Streams the bytes of one blob, in order. The caller needs the scope `read`, or `load`, which runtimes have.
+        Errors: PERMISSION_DENIED/BUNDLE_FORBIDDEN where the caller's token has patterns of bundle names and none admits that of
+        `ref`, INVALID_ARGUMENT/REF_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, INVALID_ARGUMENT/DIGEST_INVALID,
+        INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
         """
 
     @_abc_1.abstractmethod

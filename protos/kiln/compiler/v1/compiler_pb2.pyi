@@ -204,7 +204,9 @@ class CompileRequest(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. Required."""
+    """Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. It belongs to the first principal that publishes under it;
+    others need the scope `admin`, or a pattern of bundle names that admits it. Required.
+    """
     model: _builtins.str
     """Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root; or its URL, such as
     s3://bucket/models/tiny, below a prefix that the compiler's operator accepts (`--model-url`). Required.
@@ -216,7 +218,9 @@ class CompileRequest(_message.Message):
     optimization_level: Global___OptimizationLevel.ValueType
     """Default: O1."""
     request_id: _builtins.str
-    """Makes the call idempotent: a second call with the same id and content returns the first operation."""
+    """Makes the call idempotent: a second call with the same id and content returns the first operation. Unique
+    within a principal.
+    """
     skip_cache_lookup: _builtins.bool
     """Build even where the cache has the result; the new result replaces it."""
     salt: _builtins.str

@@ -28,7 +28,8 @@ if _version_not_supported:
 
 class CompilerServiceStub:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse.
+    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
     def __init__(self, channel):
@@ -61,7 +62,8 @@ class CompilerServiceStub:
 
 class CompilerServiceServicer:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse.
+    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
     def Compile(self, request, context):
@@ -69,10 +71,10 @@ class CompilerServiceServicer:
         Errors: INVALID_ARGUMENT/CONFIG_INVALID with one field violation per mistake, INVALID_ARGUMENT/CHECKPOINT_INVALID,
         INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/CHECKPOINT_NOT_FOUND, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS,
         PERMISSION_DENIED/MODEL_URL_REFUSED, INVALID_ARGUMENT/MODEL_URL_UNSUPPORTED, UNAVAILABLE/MODEL_FETCH_FAILED,
-        INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
-        FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
+        INVALID_ARGUMENT/NAME_INVALID, PERMISSION_DENIED/NAME_OWNED, INVALID_ARGUMENT/MODEL_CONFIG_INVALID,
+        INVALID_ARGUMENT/ISA_UNKNOWN, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
         FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with UNAVAILABLE/MODEL_FETCH_FAILED,
-        CANCELLED/COMPILE_CANCELLED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+        CANCELLED/COMPILE_CANCELLED, PERMISSION_DENIED/NAME_OWNED where another principal was first, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
         DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH, on Neuron targets also with
         INTERNAL/NEURON_TRACE_FAILED, FAILED_PRECONDITION/NEURON_GRAPH_REFUSED, INTERNAL/NEURON_COMPILER_FAILED and
         RESOURCE_EXHAUSTED/NEURON_MEMORY_EXCEEDED, whose metadata `codes` are those of Neuron's compiler. A restart of the compiler resumes it;
@@ -149,7 +151,8 @@ def add_CompilerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CompilerService:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse.
+    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
     @staticmethod

@@ -86,8 +86,8 @@ class GenerateRequest(_message.Message):
     deployment_id: _builtins.str
     """Deployment to use. Required."""
     request_id: _builtins.str
-    """Client-chosen id for Abort and logs, unique among the deployment's running requests: 1 to 128 printable characters of
-    ASCII, no spaces. Default: the `x-request-id` of the call's metadata, or else one that the server makes. The call's
+    """Client-chosen id for Abort and logs, unique among the caller's running requests of the deployment: 1 to 128 printable
+    characters of ASCII, no spaces; neither "." nor "..". Default: the `x-request-id` of the call's metadata, or else one that the server makes. The call's
     trailing metadata has it as `x-request-id`.
     """
     text: _builtins.str
@@ -108,8 +108,8 @@ class GenerateRequest(_message.Message):
     adapter: _builtins.str
     """Adapter to use, one of `Capabilities.adapters`. Not served yet."""
     cache_salt: _builtins.str
-    """Shares cached prefixes with requests of the same salt only, for tenants that must not learn from the time to the first
-    token what others have sent. At most 256 characters. Default: empty, as a salt of its own.
+    """Shares cached prefixes with the caller's requests of the same salt only: another principal's find them never, so that
+    none learns from the time to the first token what others have sent. Callers behind one gateway are one principal. At most 256 characters. Default: empty, as a salt of its own.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:

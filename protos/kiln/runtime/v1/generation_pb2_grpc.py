@@ -86,7 +86,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a running or queued request, all its sequences; answers after their slots are free.
+        """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
+        or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

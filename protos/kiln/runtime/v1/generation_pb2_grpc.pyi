@@ -54,7 +54,8 @@ class GenerationServiceStub:
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
-    """Ends a running or queued request, all its sequences; answers after their slots are free.
+    """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
+    or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
@@ -94,7 +95,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends a running or queued request, all its sequences; answers after their slots are free.
+    """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
+    or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -143,7 +145,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.AbortResponse, _abc.Awaitable[_generation_pb2.AbortResponse]]:
-        """Ends a running or queued request, all its sequences; answers after their slots are free.
+        """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
+        or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
         """
 

@@ -567,7 +567,7 @@ class LoadBundleRequest(_message.Message):
     ref: _builtins.str
     """Bundle reference, as in BundleService. Required."""
     deployment_id: _builtins.str
-    """Id of the new deployment: 1 to 64 lower-case letters, digits, '.', '_', '-'. Required."""
+    """Id of the new deployment: 1 to 64 lower-case letters, digits, '.', '_', '-'; neither "." nor "..". Required."""
     threads_per_core: _builtins.int
     """Threads that each rank computes with. Default: the server's."""
     follow_alias: _builtins.bool

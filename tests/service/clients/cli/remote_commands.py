@@ -13,6 +13,7 @@ CALLS: Final = {
     ("bundles", "show"): ("tiny",),
     ("bundles", "read"): ("tiny", "graphs.jsonl.gz", "--out", "graphs.jsonl.gz"),
     ("bundles", "alias"): ("tiny", "prod"),
+    ("bundles", "give"): ("tiny", "bob"),
     ("bundles", "delete"): ("tiny:v1",),
     ("bundles", "lease"): ("tiny", "--holder", "h"),
     ("bundles", "release"): ("--holder", "h"),

@@ -58,6 +58,7 @@ def test_the_commands_of_the_contract_are_there() -> None:
         "bundles show",
         "bundles read",
         "bundles alias",
+        "bundles give",
         "bundles delete",
         "bundles lease",
         "bundles release",

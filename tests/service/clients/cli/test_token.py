@@ -44,12 +44,27 @@ def test_for_a_person_the_token_alone_is_printed(kiln: Kiln, home: Path) -> None
 
 
 def test_for_a_program(kiln: Kiln, home: Path) -> None:
-    outcome = kiln("token", "--home", home, "--scope", "load", "--scope", "promote", "--alias", "*@prod", "--json")
+    outcome = kiln(
+        "token",
+        "--home",
+        home,
+        "--scope",
+        "load",
+        "--scope",
+        "promote",
+        "--alias",
+        "*@prod",
+        "--bundle",
+        "a*",
+        "--json",
+    )
     record = outcome.last
-    assert claims_of(record.pop("token"))["scope"] == "load promote"
+    claims = claims_of(record.pop("token"))
+    assert (claims["scope"], claims["kiln_aliases"], claims["kiln_bundles"]) == ("load promote", ["*@prod"], ["a*"])
     assert record.pop("expire_time").endswith("Z")
     assert record.pop("subject")
-    assert record == {"file": None, "scopes": ["load", "promote"], "deployments": None, "aliases": ["*@prod"]}
+    scopes = ["load", "promote"]
+    assert record == {"file": None, "scopes": scopes, "deployments": None, "aliases": ["*@prod"], "bundles": ["a*"]}
 
 
 def test_into_a_file(kiln: Kiln, home: Path, tmp_path: Path) -> None:
@@ -108,5 +123,5 @@ async def test_the_token_of_a_home_is_renewed(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_token_of_a_home_has_every_scope(home: Path) -> None:
-    assert claims_of(token_path(home).read_text().strip())["scope"] == "infer load compile promote admin"
+    assert claims_of(token_path(home).read_text().strip())["scope"] == "infer load compile read promote admin"
     assert stat.S_IMODE(token_path(home).stat().st_mode) == 0o600

@@ -17,6 +17,7 @@ identities:
   - common_name: release
     scopes: [promote, admin]
     aliases: ["*@staging"]
+    bundles: [tiny]
 denied_fingerprints:
   - {FINGERPRINT}
   - {":".join(["CD"] * 32)}
@@ -27,7 +28,7 @@ def test_names_stand_for_principals() -> None:
     identities = Identities.parse(DOCUMENT.encode())
     runtime = Principal("uri:spiffe://example.org/runtime", frozenset({Scope.LOAD}))
     gateway = Principal("dns:gateway.example.org", frozenset({Scope.INFER}), ("chat-*",))
-    release = Principal("common_name:release", frozenset({Scope.PROMOTE, Scope.ADMIN}), None, ("*@staging",))
+    release = Principal("common_name:release", frozenset({Scope.PROMOTE, Scope.ADMIN}), None, ("*@staging",), ("tiny",))
     assert identities.principals == {
         ("uri", "spiffe://example.org/runtime"): runtime,
         ("dns", "gateway.example.org"): gateway,

@@ -31,14 +31,16 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("algorithm", list(KEY_MAKERS))
 async def test_a_token_names_a_principal(tmp_path: Path, algorithm: str) -> None:
     verifier = make_verifier(tmp_path, *KEYS.values())
-    claims = make_claims("openid infer load", kiln_deployments=["chat-*"], kiln_aliases=[], aud=["other", "kiln"])
+    claims = make_claims(
+        "openid infer load", kiln_deployments=["chat-*"], kiln_aliases=[], kiln_bundles=["b*"], aud=["other", "kiln"]
+    )
     principal = await verifier.verify(KEYS[algorithm].sign(claims))
-    assert principal == Principal("alice", frozenset({Scope.INFER, Scope.LOAD}), ("chat-*",), ())
+    assert principal == Principal("alice", frozenset({Scope.INFER, Scope.LOAD}), ("chat-*",), (), ("b*",))
 
 
 async def test_a_plain_token_may_do_nothing_to_everything(tmp_path: Path) -> None:
     principal = await make_verifier(tmp_path).verify(KEY.sign(make_claims("")))
-    assert principal == Principal("alice", frozenset(), None, None)
+    assert principal == Principal("alice", frozenset(), None, None, None)
 
 
 async def test_the_issuer_is_held_against_the_option(tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ async def test_the_issuer_is_held_against_the_option(tmp_path: Path) -> None:
         ({"scope": ["infer"]}, "claim `scope` is no text"),
         ({"kiln_deployments": "chat-*"}, "claim `kiln_deployments` is no list"),
         ({"kiln_aliases": [1]}, "claim `kiln_aliases` is no list"),
+        ({"kiln_bundles": "b"}, "claim `kiln_bundles` is no list"),
     ],
 )
 async def test_claims_that_do_not_fit_are_named(tmp_path: Path, claims: dict[str, Any], detail: str) -> None:

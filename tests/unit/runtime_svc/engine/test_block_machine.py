@@ -23,7 +23,11 @@ from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.request import Request, SamplingParams, Session, StopConditions, Timeline
 
 #: What the cache holds for a token: whatever its keys and values depend on.
-Content = tuple[int, str, tuple[int, ...]]
+Content = tuple[int, tuple[str, str], tuple[int, ...]]
+
+#: Owner and salt of a request.
+Share = tuple[str, str]
+SHARES: list[Share] = [("", ""), ("", ""), ("", ""), ("", "own"), ("bob", ""), ("bob", "own")]
 
 MAX_TOKENS = 20
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_TOKENS)
@@ -51,10 +55,12 @@ class BlockMachine(RuleBasedStateMachine):
         self.holders: dict[Request, int] = {}
         self.preempted: list[Request] = []
         self.num_requests = 0
+        #: What requests had that leave the same to their sessions.
+        self.shares: dict[bytes, Share] = {}
 
-    @rule(tokens=TOKENS, salt=st.sampled_from(["", "", "", "own"]), session=SESSION, is_computed=st.booleans())
-    def allocate(self, tokens: list[int], salt: str, session: str, is_computed: bool) -> None:
-        self.begin(self.make_request(tokens, salt, session), is_computed=is_computed)
+    @rule(tokens=TOKENS, share=st.sampled_from(SHARES), session=SESSION, is_computed=st.booleans())
+    def allocate(self, tokens: list[int], share: Share, session: str, is_computed: bool) -> None:
+        self.begin(self.make_request(tokens, share, session), is_computed=is_computed)
 
     @precondition(lambda self: self.kv._kept)
     @rule(choice=CHOICE, length=st.integers(1, MAX_TOKENS), tail=TOKENS, is_computed=st.booleans())
@@ -63,7 +69,7 @@ class BlockMachine(RuleBasedStateMachine):
         session = list(self.kv._kept)[choice % len(self.kv._kept)]
         tokens = [*session.token_ids[:length], *tail][:MAX_TOKENS]
         num_common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(session.token_ids, tokens, strict=False))])
-        request = self.make_request(tokens, session.cache_salt, session.session_id)
+        request = self.make_request(tokens, self.shares[session.prefix_root], session.session_id)
         num_kept = min(num_common, len(tokens) - 1)
         found = self.kv.find_prefix(request)
         # A full block with a key is never written again.
@@ -79,7 +85,7 @@ class BlockMachine(RuleBasedStateMachine):
         blocks = self.blocks_of(request)
         if is_cancelled:
             for position in range(request.num_computed_tokens, len(blocks) * self.kv.block_tokens):
-                self.cache[self.find_place(blocks, position)] = (-1, "", ())
+                self.cache[self.find_place(blocks, position)] = (-1, ("", ""), ())
         assert self.kv.keep(request) == len(blocks)
         is_kept = request.session in self.kv._kept
         is_of_now = self.holders.pop(request) == self.num_resets
@@ -92,7 +98,7 @@ class BlockMachine(RuleBasedStateMachine):
         if is_erased:
             for block in self.kv.erase(self.sessions[name]):
                 for position in range(self.kv.block_tokens):
-                    self.cache[block, position] = (-2, "", ())
+                    self.cache[block, position] = (-2, ("", ""), ())
         else:
             self.kv.forget(self.sessions[name])
         assert not self.sessions[name].token_ids
@@ -115,7 +121,7 @@ class BlockMachine(RuleBasedStateMachine):
         """A request begins as one that runs, and may be of the same call."""
         parent = self.choose(choice)
         tokens = [*parent.tokens_at(0, min(length, parent.num_tokens)), *tail][:MAX_TOKENS]
-        request = self.make_request(tokens, parent.cache_salt)
+        request = self.make_request(tokens, (parent.owner, parent.cache_salt))
         request.call_key = parent.call_key if is_of_call else b""
         self.begin(request, is_computed=is_computed)
 
@@ -136,7 +142,7 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(num_blocks=st.integers(1, 20))
     def evict(self, num_blocks: int) -> None:
         """A request of other tokens takes blocks that no other holds, and ends."""
-        request = self.make_request([2] * num_blocks * self.kv.block_tokens, "")
+        request = self.make_request([2] * num_blocks * self.kv.block_tokens, SHARES[0])
         if self.kv.reserve(request, request.num_tokens) is None:
             assert num_blocks > self.count_available()
         else:
@@ -171,7 +177,7 @@ class BlockMachine(RuleBasedStateMachine):
         for session, kept in self.kv._kept.items():
             blocks = (kept if isinstance(kept, Placement) else kept.placement).blocks
             for position in range(len(session.token_ids)):
-                expected = self.num_resets, session.cache_salt, tuple(session.token_ids[: position + 1])
+                expected = self.num_resets, self.shares[session.prefix_root], tuple(session.token_ids[: position + 1])
                 assert self.cache[self.find_place(blocks, position)] == expected
 
     def begin(self, request: Request, *, is_computed: bool) -> None:
@@ -222,21 +228,25 @@ class BlockMachine(RuleBasedStateMachine):
     def choose(self, choice: int) -> Request:
         return list(self.holders)[choice % len(self.holders)]
 
-    def make_request(self, tokens: Sequence[int], salt: str, name_of_session: str = "") -> Request:
+    def make_request(self, tokens: Sequence[int], share: Share, name_of_session: str = "") -> Request:
         """A request, of the session if that is idle."""
         self.num_requests += 1
         sampling, stop = SamplingParams(0.0, 0, 1.0, 0), StopConditions(2 * MAX_TOKENS)
         name = f"{self.num_requests}"
         # Some are sequences of calls that want several; later ones join them.
         key = name.encode() if self.num_requests % 2 and not name_of_session else b""
-        request = Request(name, tuple(tokens), sampling, stop, Timeline(0.0), cache_salt=salt, call_key=key)
+        owner, salt = share
+        request = Request(
+            name, tuple(tokens), sampling, stop, Timeline(0.0), owner=owner, cache_salt=salt, call_key=key
+        )
+        self.shares[request.prefix_root] = share
         session = self.sessions.get(name_of_session)
         if session is not None and session.user is None:
             request.session, session.user = session, request
         return request
 
     def expect(self, request: Request, position: int) -> Content:
-        return self.holders[request], request.cache_salt, tuple(request.tokens_at(0, position + 1))
+        return self.holders[request], (request.owner, request.cache_salt), tuple(request.tokens_at(0, position + 1))
 
     def blocks_of(self, request: Request) -> tuple[int, ...]:
         held = self.kv._held[request]
@@ -257,9 +267,9 @@ class BlockMachine(RuleBasedStateMachine):
     def may_share(self, request: Request) -> bool:
         return isinstance(self.kv, BlockManager) and (self.caches_prefixes or bool(request.call_key))
 
-    def find_share(self, request: Request) -> str | bytes:
+    def find_share(self, request: Request) -> Share | bytes:
         """What requests that share blocks have in common."""
-        return request.cache_salt if self.caches_prefixes else request.call_key
+        return (request.owner, request.cache_salt) if self.caches_prefixes else request.call_key
 
     def count_shared(self, request: Request) -> int:
         """Tokens, in whole blocks, that a request has in common with what one that runs has computed.

@@ -114,6 +114,15 @@ async def test_salts_share_nothing(start_engine: StartEngine) -> None:
     assert await generate(harness, prompt, cache_salt="a") == 8
 
 
+async def test_owners_share_nothing(start_engine: StartEngine) -> None:
+    harness = await start_engine(**BLOCKS)
+    prompt = [8] * 9
+    assert await generate(harness, prompt, owner="alice") == 0
+    for owner, salt in (("bob", ""), ("", ""), ("alic", "e"), ("alice", "a")):
+        assert await generate(harness, prompt, owner=owner, cache_salt=salt) == 0
+    assert await generate(harness, prompt, owner="alice") == 8
+
+
 @pytest.mark.parametrize("keep_kv", [False, True])
 async def test_new_weights_find_nothing_of_the_old_ones(
     start_engine: StartEngine, shards: dict[int, Path], keep_kv: bool

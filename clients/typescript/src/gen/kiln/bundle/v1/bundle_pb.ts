@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/bundle/v1/bundle.proto.
  */
 export const file_kiln_bundle_v1_bundle: GenFile = /*@__PURE__*/
-  fileDesc("ChtraWxuL2J1bmRsZS92MS9idW5kbGUucHJvdG8SDmtpbG4uYnVuZGxlLnYxIvECCgZCdW5kbGUSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRISCgpzaXplX2J5dGVzGAQgASgDEi8KC2NyZWF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIPCgdhbGlhc2VzGAYgAygJEhgKEGdyYXBoX2FiaV9kaWdlc3QYByABKAkSFQoNbWFuaWZlc3RfanNvbhgIIAEoDBIjCgVibG9icxgJIAMoCzIULmtpbG4uYnVuZGxlLnYxLkJsb2ISMAoIY29udGVudHMYCiABKA4yHi5raWxuLmJ1bmRsZS52MS5CdW5kbGVDb250ZW50cxInCglyZWZlcnJlcnMYCyADKAsyFC5raWxuLmJ1bmRsZS52MS5CbG9iEjEKDGdvbGRlbl9jaGVjaxgMIAEoDjIbLmtpbG4uYnVuZGxlLnYxLkdvbGRlbkNoZWNrIk0KBEJsb2ISDgoGZGlnZXN0GAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMSEgoKbWVkaWFfdHlwZRgDIAEoCRINCgV0aXRsZRgEIAEoCSJDCgVBbGlhcxIMCgRuYW1lGAEgASgJEg0KBWFsaWFzGAIgASgJEg8KB3ZlcnNpb24YAyABKAUSDAoEZXRhZxgEIAEoCSIfChBHZXRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSI7ChFHZXRCdW5kbGVSZXNwb25zZRImCgZidW5kbGUYASABKAsyFi5raWxuLmJ1bmRsZS52MS5CdW5kbGUiSQoSTGlzdEJ1bmRsZXNSZXF1ZXN0EgwKBG5hbWUYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkiVwoTTGlzdEJ1bmRsZXNSZXNwb25zZRInCgdidW5kbGVzGAEgAygLMhYua2lsbi5idW5kbGUudjEuQnVuZGxlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIiChNEZWxldGVCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSJOChREZWxldGVCdW5kbGVSZXNwb25zZRIaChJkZWxldGVkX2Jsb2JfY291bnQYASABKAUSGgoSZGVsZXRlZF9zaXplX2J5dGVzGAIgASgDIjcKD1JlYWRCbG9iUmVxdWVzdBIOCgZkaWdlc3QYASABKAkSFAoMb2Zmc2V0X2J5dGVzGAIgASgDIiAKEFJlYWRCbG9iUmVzcG9uc2USDAoEZGF0YRgBIAEoDCJlCg9TZXRBbGlhc1JlcXVlc3QSCwoDcmVmGAEgASgJEg0KBWFsaWFzGAIgASgJEhEKBGV0YWcYAyABKAlIAIgBARIaChJyZXF1aXJlX2NvbXBhdGlibGUYBCABKAhCBwoFX2V0YWciSgoQU2V0QWxpYXNSZXNwb25zZRIkCgVhbGlhcxgBIAEoCzIVLmtpbG4uYnVuZGxlLnYxLkFsaWFzEhAKCHdhcm5pbmdzGAIgAygJIk0KEkRlbGV0ZUFsaWFzUmVxdWVzdBIMCgRuYW1lGAEgASgJEg0KBWFsaWFzGAIgASgJEhEKBGV0YWcYAyABKAlIAIgBAUIHCgVfZXRhZyIVChNEZWxldGVBbGlhc1Jlc3BvbnNlIiIKEkxpc3RBbGlhc2VzUmVxdWVzdBIMCgRuYW1lGAEgASgJIj0KE0xpc3RBbGlhc2VzUmVzcG9uc2USJgoHYWxpYXNlcxgBIAMoCzIVLmtpbG4uYnVuZGxlLnYxLkFsaWFzIlgKBUxlYXNlEg4KBmhvbGRlchgBIAEoCRIOCgZkaWdlc3QYAiABKAkSLwoLZXhwaXJlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIl4KEkxlYXNlQnVuZGxlUmVxdWVzdBILCgNyZWYYASABKAkSDgoGaG9sZGVyGAIgASgJEisKCGR1cmF0aW9uGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjsKE0xlYXNlQnVuZGxlUmVzcG9uc2USJAoFbGVhc2UYASABKAsyFS5raWxuLmJ1bmRsZS52MS5MZWFzZSI1ChNSZWxlYXNlTGVhc2VSZXF1ZXN0Eg4KBmhvbGRlchgBIAEoCRIOCgZkaWdlc3QYAiABKAkiLgoUUmVsZWFzZUxlYXNlUmVzcG9uc2USFgoOcmVsZWFzZWRfY291bnQYASABKAUiIwoRTGlzdExlYXNlc1JlcXVlc3QSDgoGZGlnZXN0GAEgASgJIjsKEkxpc3RMZWFzZXNSZXNwb25zZRIlCgZsZWFzZXMYASADKAsyFS5raWxuLmJ1bmRsZS52MS5MZWFzZSJaChVDb2xsZWN0R2FyYmFnZVJlcXVlc3QSDwoHZHJ5X3J1bhgBIAEoCBIwCg1tYXhfY2FjaGVfYWdlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIqABChZDb2xsZWN0R2FyYmFnZVJlc3BvbnNlEhwKFGRlbGV0ZWRfYnVuZGxlX2NvdW50GAEgASgFEhoKEmRlbGV0ZWRfYmxvYl9jb3VudBgCIAEoBRIaChJkZWxldGVkX3NpemVfYnl0ZXMYAyABKAMSFwoPa2VwdF9ibG9iX2NvdW50GAQgASgFEhcKD2tlcHRfc2l6ZV9ieXRlcxgFIAEoAyJ+ChNJbXBvcnRCdW5kbGVSZXF1ZXN0Eg4KBmxheW91dBgBIAEoCRISCgpzb3VyY2VfcmVmGAIgASgJEgwKBG5hbWUYAyABKAkSDQoFYWxpYXMYBCABKAkSFwoKYWxpYXNfZXRhZxgFIAEoCUgAiAEBQg0KC19hbGlhc19ldGFnIoMBChRJbXBvcnRCdW5kbGVSZXNwb25zZRIyCghwcm9ncmVzcxgBIAEoCzIeLmtpbG4uYnVuZGxlLnYxLkltcG9ydFByb2dyZXNzSAASLgoGcmVzdWx0GAIgASgLMhwua2lsbi5idW5kbGUudjEuSW1wb3J0UmVzdWx0SABCBwoFZXZlbnQiOQoOSW1wb3J0UHJvZ3Jlc3MSEgoKZG9uZV9ieXRlcxgBIAEoAxITCgt0b3RhbF9ieXRlcxgCIAEoAyKaAQoMSW1wb3J0UmVzdWx0EiYKBmJ1bmRsZRgBIAEoCzIWLmtpbG4uYnVuZGxlLnYxLkJ1bmRsZRIZChFjb3BpZWRfYmxvYl9jb3VudBgCIAEoBRIZChFjb3BpZWRfc2l6ZV9ieXRlcxgDIAEoAxIaChJwcmVzZW50X2Jsb2JfY291bnQYBCABKAUSEAoId2FybmluZ3MYBSADKAkqiQEKDkJ1bmRsZUNvbnRlbnRzEh8KG0JVTkRMRV9DT05URU5UU19VTlNQRUNJRklFRBAAEhgKFEJVTkRMRV9DT05URU5UU19GVUxMEAESHwobQlVORExFX0NPTlRFTlRTX0VYRUNVVEFCTEVTEAISGwoXQlVORExFX0NPTlRFTlRTX1dFSUdIVFMQAyp6CgtHb2xkZW5DaGVjaxIcChhHT0xERU5fQ0hFQ0tfVU5TUEVDSUZJRUQQABIVChFHT0xERU5fQ0hFQ0tfTk9ORRABEhwKGEdPTERFTl9DSEVDS19FWEVDVVRBQkxFUxACEhgKFEdPTERFTl9DSEVDS19YTEFfQ1BVEAMyqggKDUJ1bmRsZVNlcnZpY2USUAoJR2V0QnVuZGxlEiAua2lsbi5idW5kbGUudjEuR2V0QnVuZGxlUmVxdWVzdBohLmtpbG4uYnVuZGxlLnYxLkdldEJ1bmRsZVJlc3BvbnNlElYKC0xpc3RCdW5kbGVzEiIua2lsbi5idW5kbGUudjEuTGlzdEJ1bmRsZXNSZXF1ZXN0GiMua2lsbi5idW5kbGUudjEuTGlzdEJ1bmRsZXNSZXNwb25zZRJZCgxEZWxldGVCdW5kbGUSIy5raWxuLmJ1bmRsZS52MS5EZWxldGVCdW5kbGVSZXF1ZXN0GiQua2lsbi5idW5kbGUudjEuRGVsZXRlQnVuZGxlUmVzcG9uc2USTwoIUmVhZEJsb2ISHy5raWxuLmJ1bmRsZS52MS5SZWFkQmxvYlJlcXVlc3QaIC5raWxuLmJ1bmRsZS52MS5SZWFkQmxvYlJlc3BvbnNlMAESTQoIU2V0QWxpYXMSHy5raWxuLmJ1bmRsZS52MS5TZXRBbGlhc1JlcXVlc3QaIC5raWxuLmJ1bmRsZS52MS5TZXRBbGlhc1Jlc3BvbnNlElYKC0RlbGV0ZUFsaWFzEiIua2lsbi5idW5kbGUudjEuRGVsZXRlQWxpYXNSZXF1ZXN0GiMua2lsbi5idW5kbGUudjEuRGVsZXRlQWxpYXNSZXNwb25zZRJWCgtMaXN0QWxpYXNlcxIiLmtpbG4uYnVuZGxlLnYxLkxpc3RBbGlhc2VzUmVxdWVzdBojLmtpbG4uYnVuZGxlLnYxLkxpc3RBbGlhc2VzUmVzcG9uc2USVgoLTGVhc2VCdW5kbGUSIi5raWxuLmJ1bmRsZS52MS5MZWFzZUJ1bmRsZVJlcXVlc3QaIy5raWxuLmJ1bmRsZS52MS5MZWFzZUJ1bmRsZVJlc3BvbnNlElkKDFJlbGVhc2VMZWFzZRIjLmtpbG4uYnVuZGxlLnYxLlJlbGVhc2VMZWFzZVJlcXVlc3QaJC5raWxuLmJ1bmRsZS52MS5SZWxlYXNlTGVhc2VSZXNwb25zZRJTCgpMaXN0TGVhc2VzEiEua2lsbi5idW5kbGUudjEuTGlzdExlYXNlc1JlcXVlc3QaIi5raWxuLmJ1bmRsZS52MS5MaXN0TGVhc2VzUmVzcG9uc2USXwoOQ29sbGVjdEdhcmJhZ2USJS5raWxuLmJ1bmRsZS52MS5Db2xsZWN0R2FyYmFnZVJlcXVlc3QaJi5raWxuLmJ1bmRsZS52MS5Db2xsZWN0R2FyYmFnZVJlc3BvbnNlElsKDEltcG9ydEJ1bmRsZRIjLmtpbG4uYnVuZGxlLnYxLkltcG9ydEJ1bmRsZVJlcXVlc3QaJC5raWxuLmJ1bmRsZS52MS5JbXBvcnRCdW5kbGVSZXNwb25zZTABQoEBChJkZXYua2lsbi5idW5kbGUudjFQAVola2lsbi5sb2NhbC9nby9raWxuL2J1bmRsZS92MTtidW5kbGV2MaoCDktpbG4uQnVuZGxlLlYxugIMS2lsbkJ1bmRsZVYxygIOS2lsblxCdW5kbGVcVjHqAhBLaWxuOjpCdW5kbGU6OlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChtraWxuL2J1bmRsZS92MS9idW5kbGUucHJvdG8SDmtpbG4uYnVuZGxlLnYxIvECCgZCdW5kbGUSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRISCgpzaXplX2J5dGVzGAQgASgDEi8KC2NyZWF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIPCgdhbGlhc2VzGAYgAygJEhgKEGdyYXBoX2FiaV9kaWdlc3QYByABKAkSFQoNbWFuaWZlc3RfanNvbhgIIAEoDBIjCgVibG9icxgJIAMoCzIULmtpbG4uYnVuZGxlLnYxLkJsb2ISMAoIY29udGVudHMYCiABKA4yHi5raWxuLmJ1bmRsZS52MS5CdW5kbGVDb250ZW50cxInCglyZWZlcnJlcnMYCyADKAsyFC5raWxuLmJ1bmRsZS52MS5CbG9iEjEKDGdvbGRlbl9jaGVjaxgMIAEoDjIbLmtpbG4uYnVuZGxlLnYxLkdvbGRlbkNoZWNrIk0KBEJsb2ISDgoGZGlnZXN0GAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMSEgoKbWVkaWFfdHlwZRgDIAEoCRINCgV0aXRsZRgEIAEoCSJDCgVBbGlhcxIMCgRuYW1lGAEgASgJEg0KBWFsaWFzGAIgASgJEg8KB3ZlcnNpb24YAyABKAUSDAoEZXRhZxgEIAEoCSIfChBHZXRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSI7ChFHZXRCdW5kbGVSZXNwb25zZRImCgZidW5kbGUYASABKAsyFi5raWxuLmJ1bmRsZS52MS5CdW5kbGUiSQoSTGlzdEJ1bmRsZXNSZXF1ZXN0EgwKBG5hbWUYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkiVwoTTGlzdEJ1bmRsZXNSZXNwb25zZRInCgdidW5kbGVzGAEgAygLMhYua2lsbi5idW5kbGUudjEuQnVuZGxlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIiChNEZWxldGVCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCSJOChREZWxldGVCdW5kbGVSZXNwb25zZRIaChJkZWxldGVkX2Jsb2JfY291bnQYASABKAUSGgoSZGVsZXRlZF9zaXplX2J5dGVzGAIgASgDIjQKFVNldEJ1bmRsZU93bmVyUmVxdWVzdBIMCgRuYW1lGAEgASgJEg0KBW93bmVyGAIgASgJIi4KFlNldEJ1bmRsZU93bmVyUmVzcG9uc2USFAoMZm9ybWVyX293bmVyGAEgASgJIkQKD1JlYWRCbG9iUmVxdWVzdBIOCgZkaWdlc3QYASABKAkSFAoMb2Zmc2V0X2J5dGVzGAIgASgDEgsKA3JlZhgDIAEoCSIgChBSZWFkQmxvYlJlc3BvbnNlEgwKBGRhdGEYASABKAwiZQoPU2V0QWxpYXNSZXF1ZXN0EgsKA3JlZhgBIAEoCRINCgVhbGlhcxgCIAEoCRIRCgRldGFnGAMgASgJSACIAQESGgoScmVxdWlyZV9jb21wYXRpYmxlGAQgASgIQgcKBV9ldGFnIkoKEFNldEFsaWFzUmVzcG9uc2USJAoFYWxpYXMYASABKAsyFS5raWxuLmJ1bmRsZS52MS5BbGlhcxIQCgh3YXJuaW5ncxgCIAMoCSJNChJEZWxldGVBbGlhc1JlcXVlc3QSDAoEbmFtZRgBIAEoCRINCgVhbGlhcxgCIAEoCRIRCgRldGFnGAMgASgJSACIAQFCBwoFX2V0YWciFQoTRGVsZXRlQWxpYXNSZXNwb25zZSIiChJMaXN0QWxpYXNlc1JlcXVlc3QSDAoEbmFtZRgBIAEoCSI9ChNMaXN0QWxpYXNlc1Jlc3BvbnNlEiYKB2FsaWFzZXMYASADKAsyFS5raWxuLmJ1bmRsZS52MS5BbGlhcyJYCgVMZWFzZRIOCgZob2xkZXIYASABKAkSDgoGZGlnZXN0GAIgASgJEi8KC2V4cGlyZV90aW1lGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJeChJMZWFzZUJ1bmRsZVJlcXVlc3QSCwoDcmVmGAEgASgJEg4KBmhvbGRlchgCIAEoCRIrCghkdXJhdGlvbhgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiI7ChNMZWFzZUJ1bmRsZVJlc3BvbnNlEiQKBWxlYXNlGAEgASgLMhUua2lsbi5idW5kbGUudjEuTGVhc2UiNQoTUmVsZWFzZUxlYXNlUmVxdWVzdBIOCgZob2xkZXIYASABKAkSDgoGZGlnZXN0GAIgASgJIi4KFFJlbGVhc2VMZWFzZVJlc3BvbnNlEhYKDnJlbGVhc2VkX2NvdW50GAEgASgFIiMKEUxpc3RMZWFzZXNSZXF1ZXN0Eg4KBmRpZ2VzdBgBIAEoCSI7ChJMaXN0TGVhc2VzUmVzcG9uc2USJQoGbGVhc2VzGAEgAygLMhUua2lsbi5idW5kbGUudjEuTGVhc2UiWgoVQ29sbGVjdEdhcmJhZ2VSZXF1ZXN0Eg8KB2RyeV9ydW4YASABKAgSMAoNbWF4X2NhY2hlX2FnZRgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKgAQoWQ29sbGVjdEdhcmJhZ2VSZXNwb25zZRIcChRkZWxldGVkX2J1bmRsZV9jb3VudBgBIAEoBRIaChJkZWxldGVkX2Jsb2JfY291bnQYAiABKAUSGgoSZGVsZXRlZF9zaXplX2J5dGVzGAMgASgDEhcKD2tlcHRfYmxvYl9jb3VudBgEIAEoBRIXCg9rZXB0X3NpemVfYnl0ZXMYBSABKAMifgoTSW1wb3J0QnVuZGxlUmVxdWVzdBIOCgZsYXlvdXQYASABKAkSEgoKc291cmNlX3JlZhgCIAEoCRIMCgRuYW1lGAMgASgJEg0KBWFsaWFzGAQgASgJEhcKCmFsaWFzX2V0YWcYBSABKAlIAIgBAUINCgtfYWxpYXNfZXRhZyKDAQoUSW1wb3J0QnVuZGxlUmVzcG9uc2USMgoIcHJvZ3Jlc3MYASABKAsyHi5raWxuLmJ1bmRsZS52MS5JbXBvcnRQcm9ncmVzc0gAEi4KBnJlc3VsdBgCIAEoCzIcLmtpbG4uYnVuZGxlLnYxLkltcG9ydFJlc3VsdEgAQgcKBWV2ZW50IjkKDkltcG9ydFByb2dyZXNzEhIKCmRvbmVfYnl0ZXMYASABKAMSEwoLdG90YWxfYnl0ZXMYAiABKAMimgEKDEltcG9ydFJlc3VsdBImCgZidW5kbGUYASABKAsyFi5raWxuLmJ1bmRsZS52MS5CdW5kbGUSGQoRY29waWVkX2Jsb2JfY291bnQYAiABKAUSGQoRY29waWVkX3NpemVfYnl0ZXMYAyABKAMSGgoScHJlc2VudF9ibG9iX2NvdW50GAQgASgFEhAKCHdhcm5pbmdzGAUgAygJKokBCg5CdW5kbGVDb250ZW50cxIfChtCVU5ETEVfQ09OVEVOVFNfVU5TUEVDSUZJRUQQABIYChRCVU5ETEVfQ09OVEVOVFNfRlVMTBABEh8KG0JVTkRMRV9DT05URU5UU19FWEVDVVRBQkxFUxACEhsKF0JVTkRMRV9DT05URU5UU19XRUlHSFRTEAMqegoLR29sZGVuQ2hlY2sSHAoYR09MREVOX0NIRUNLX1VOU1BFQ0lGSUVEEAASFQoRR09MREVOX0NIRUNLX05PTkUQARIcChhHT0xERU5fQ0hFQ0tfRVhFQ1VUQUJMRVMQAhIYChRHT0xERU5fQ0hFQ0tfWExBX0NQVRADMosJCg1CdW5kbGVTZXJ2aWNlElAKCUdldEJ1bmRsZRIgLmtpbG4uYnVuZGxlLnYxLkdldEJ1bmRsZVJlcXVlc3QaIS5raWxuLmJ1bmRsZS52MS5HZXRCdW5kbGVSZXNwb25zZRJWCgtMaXN0QnVuZGxlcxIiLmtpbG4uYnVuZGxlLnYxLkxpc3RCdW5kbGVzUmVxdWVzdBojLmtpbG4uYnVuZGxlLnYxLkxpc3RCdW5kbGVzUmVzcG9uc2USXwoOU2V0QnVuZGxlT3duZXISJS5raWxuLmJ1bmRsZS52MS5TZXRCdW5kbGVPd25lclJlcXVlc3QaJi5raWxuLmJ1bmRsZS52MS5TZXRCdW5kbGVPd25lclJlc3BvbnNlElkKDERlbGV0ZUJ1bmRsZRIjLmtpbG4uYnVuZGxlLnYxLkRlbGV0ZUJ1bmRsZVJlcXVlc3QaJC5raWxuLmJ1bmRsZS52MS5EZWxldGVCdW5kbGVSZXNwb25zZRJPCghSZWFkQmxvYhIfLmtpbG4uYnVuZGxlLnYxLlJlYWRCbG9iUmVxdWVzdBogLmtpbG4uYnVuZGxlLnYxLlJlYWRCbG9iUmVzcG9uc2UwARJNCghTZXRBbGlhcxIfLmtpbG4uYnVuZGxlLnYxLlNldEFsaWFzUmVxdWVzdBogLmtpbG4uYnVuZGxlLnYxLlNldEFsaWFzUmVzcG9uc2USVgoLRGVsZXRlQWxpYXMSIi5raWxuLmJ1bmRsZS52MS5EZWxldGVBbGlhc1JlcXVlc3QaIy5raWxuLmJ1bmRsZS52MS5EZWxldGVBbGlhc1Jlc3BvbnNlElYKC0xpc3RBbGlhc2VzEiIua2lsbi5idW5kbGUudjEuTGlzdEFsaWFzZXNSZXF1ZXN0GiMua2lsbi5idW5kbGUudjEuTGlzdEFsaWFzZXNSZXNwb25zZRJWCgtMZWFzZUJ1bmRsZRIiLmtpbG4uYnVuZGxlLnYxLkxlYXNlQnVuZGxlUmVxdWVzdBojLmtpbG4uYnVuZGxlLnYxLkxlYXNlQnVuZGxlUmVzcG9uc2USWQoMUmVsZWFzZUxlYXNlEiMua2lsbi5idW5kbGUudjEuUmVsZWFzZUxlYXNlUmVxdWVzdBokLmtpbG4uYnVuZGxlLnYxLlJlbGVhc2VMZWFzZVJlc3BvbnNlElMKCkxpc3RMZWFzZXMSIS5raWxuLmJ1bmRsZS52MS5MaXN0TGVhc2VzUmVxdWVzdBoiLmtpbG4uYnVuZGxlLnYxLkxpc3RMZWFzZXNSZXNwb25zZRJfCg5Db2xsZWN0R2FyYmFnZRIlLmtpbG4uYnVuZGxlLnYxLkNvbGxlY3RHYXJiYWdlUmVxdWVzdBomLmtpbG4uYnVuZGxlLnYxLkNvbGxlY3RHYXJiYWdlUmVzcG9uc2USWwoMSW1wb3J0QnVuZGxlEiMua2lsbi5idW5kbGUudjEuSW1wb3J0QnVuZGxlUmVxdWVzdBokLmtpbG4uYnVuZGxlLnYxLkltcG9ydEJ1bmRsZVJlc3BvbnNlMAFCgQEKEmRldi5raWxuLmJ1bmRsZS52MVABWiVraWxuLmxvY2FsL2dvL2tpbG4vYnVuZGxlL3YxO2J1bmRsZXYxqgIOS2lsbi5CdW5kbGUuVjG6AgxLaWxuQnVuZGxlVjHKAg5LaWxuXEJ1bmRsZVxWMeoCEEtpbG46OkJ1bmRsZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Bundle is one version of a bundle.
@@ -354,6 +354,56 @@ export const DeleteBundleResponseSchema: GenMessage<DeleteBundleResponse> = /*@_
   messageDesc(file_kiln_bundle_v1_bundle, 8);
 
 /**
+ * SetBundleOwnerRequest names a bundle name and its new owner.
+ *
+ * @generated from message kiln.bundle.v1.SetBundleOwnerRequest
+ */
+export type SetBundleOwnerRequest = Message<"kiln.bundle.v1.SetBundleOwnerRequest"> & {
+  /**
+   * Bundle name. One that is new is kept for the owner. Required.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Principal, as its token or certificate names it; at most 256 characters. Empty for none: the scope `admin`, or a
+   * pattern of bundle names, may publish under the name.
+   *
+   * @generated from field: string owner = 2;
+   */
+  owner: string;
+};
+
+/**
+ * Describes the message kiln.bundle.v1.SetBundleOwnerRequest.
+ * Use `create(SetBundleOwnerRequestSchema)` to create a new message.
+ */
+export const SetBundleOwnerRequestSchema: GenMessage<SetBundleOwnerRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_bundle_v1_bundle, 9);
+
+/**
+ * SetBundleOwnerResponse tells whose the name was.
+ *
+ * @generated from message kiln.bundle.v1.SetBundleOwnerResponse
+ */
+export type SetBundleOwnerResponse = Message<"kiln.bundle.v1.SetBundleOwnerResponse"> & {
+  /**
+   * The owner before; empty if there was none.
+   *
+   * @generated from field: string former_owner = 1;
+   */
+  formerOwner: string;
+};
+
+/**
+ * Describes the message kiln.bundle.v1.SetBundleOwnerResponse.
+ * Use `create(SetBundleOwnerResponseSchema)` to create a new message.
+ */
+export const SetBundleOwnerResponseSchema: GenMessage<SetBundleOwnerResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_bundle_v1_bundle, 10);
+
+/**
  * ReadBlobRequest names a blob and where to begin.
  *
  * @generated from message kiln.bundle.v1.ReadBlobRequest
@@ -372,6 +422,14 @@ export type ReadBlobRequest = Message<"kiln.bundle.v1.ReadBlobRequest"> & {
    * @generated from field: int64 offset_bytes = 2;
    */
   offsetBytes: bigint;
+
+  /**
+   * Bundle that has the blob, or that the blob is a referrer of; by name if the caller's token has patterns of bundle names,
+   * which may admit no others. Default: any bundle.
+   *
+   * @generated from field: string ref = 3;
+   */
+  ref: string;
 };
 
 /**
@@ -379,7 +437,7 @@ export type ReadBlobRequest = Message<"kiln.bundle.v1.ReadBlobRequest"> & {
  * Use `create(ReadBlobRequestSchema)` to create a new message.
  */
 export const ReadBlobRequestSchema: GenMessage<ReadBlobRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 9);
+  messageDesc(file_kiln_bundle_v1_bundle, 11);
 
 /**
  * ReadBlobResponse is the next piece of a blob.
@@ -400,7 +458,7 @@ export type ReadBlobResponse = Message<"kiln.bundle.v1.ReadBlobResponse"> & {
  * Use `create(ReadBlobResponseSchema)` to create a new message.
  */
 export const ReadBlobResponseSchema: GenMessage<ReadBlobResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 10);
+  messageDesc(file_kiln_bundle_v1_bundle, 12);
 
 /**
  * SetAliasRequest points an alias at a version.
@@ -443,7 +501,7 @@ export type SetAliasRequest = Message<"kiln.bundle.v1.SetAliasRequest"> & {
  * Use `create(SetAliasRequestSchema)` to create a new message.
  */
 export const SetAliasRequestSchema: GenMessage<SetAliasRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 11);
+  messageDesc(file_kiln_bundle_v1_bundle, 13);
 
 /**
  * SetAliasResponse holds the alias as it is now.
@@ -471,7 +529,7 @@ export type SetAliasResponse = Message<"kiln.bundle.v1.SetAliasResponse"> & {
  * Use `create(SetAliasResponseSchema)` to create a new message.
  */
 export const SetAliasResponseSchema: GenMessage<SetAliasResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 12);
+  messageDesc(file_kiln_bundle_v1_bundle, 14);
 
 /**
  * DeleteAliasRequest names an alias.
@@ -506,7 +564,7 @@ export type DeleteAliasRequest = Message<"kiln.bundle.v1.DeleteAliasRequest"> & 
  * Use `create(DeleteAliasRequestSchema)` to create a new message.
  */
 export const DeleteAliasRequestSchema: GenMessage<DeleteAliasRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 13);
+  messageDesc(file_kiln_bundle_v1_bundle, 15);
 
 /**
  * DeleteAliasResponse is empty.
@@ -521,7 +579,7 @@ export type DeleteAliasResponse = Message<"kiln.bundle.v1.DeleteAliasResponse"> 
  * Use `create(DeleteAliasResponseSchema)` to create a new message.
  */
 export const DeleteAliasResponseSchema: GenMessage<DeleteAliasResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 14);
+  messageDesc(file_kiln_bundle_v1_bundle, 16);
 
 /**
  * ListAliasesRequest asks for aliases.
@@ -542,7 +600,7 @@ export type ListAliasesRequest = Message<"kiln.bundle.v1.ListAliasesRequest"> & 
  * Use `create(ListAliasesRequestSchema)` to create a new message.
  */
 export const ListAliasesRequestSchema: GenMessage<ListAliasesRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 15);
+  messageDesc(file_kiln_bundle_v1_bundle, 17);
 
 /**
  * ListAliasesResponse holds aliases by name.
@@ -563,7 +621,7 @@ export type ListAliasesResponse = Message<"kiln.bundle.v1.ListAliasesResponse"> 
  * Use `create(ListAliasesResponseSchema)` to create a new message.
  */
 export const ListAliasesResponseSchema: GenMessage<ListAliasesResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 16);
+  messageDesc(file_kiln_bundle_v1_bundle, 18);
 
 /**
  * Lease keeps a bundle's blobs from being collected.
@@ -598,7 +656,7 @@ export type Lease = Message<"kiln.bundle.v1.Lease"> & {
  * Use `create(LeaseSchema)` to create a new message.
  */
 export const LeaseSchema: GenMessage<Lease> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 17);
+  messageDesc(file_kiln_bundle_v1_bundle, 19);
 
 /**
  * LeaseBundleRequest asks for a lease. A holder has one lease on a bundle: asking again renews it.
@@ -633,7 +691,7 @@ export type LeaseBundleRequest = Message<"kiln.bundle.v1.LeaseBundleRequest"> & 
  * Use `create(LeaseBundleRequestSchema)` to create a new message.
  */
 export const LeaseBundleRequestSchema: GenMessage<LeaseBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 18);
+  messageDesc(file_kiln_bundle_v1_bundle, 20);
 
 /**
  * LeaseBundleResponse holds the lease.
@@ -654,7 +712,7 @@ export type LeaseBundleResponse = Message<"kiln.bundle.v1.LeaseBundleResponse"> 
  * Use `create(LeaseBundleResponseSchema)` to create a new message.
  */
 export const LeaseBundleResponseSchema: GenMessage<LeaseBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 19);
+  messageDesc(file_kiln_bundle_v1_bundle, 21);
 
 /**
  * ReleaseLeaseRequest names a lease.
@@ -682,7 +740,7 @@ export type ReleaseLeaseRequest = Message<"kiln.bundle.v1.ReleaseLeaseRequest"> 
  * Use `create(ReleaseLeaseRequestSchema)` to create a new message.
  */
 export const ReleaseLeaseRequestSchema: GenMessage<ReleaseLeaseRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 20);
+  messageDesc(file_kiln_bundle_v1_bundle, 22);
 
 /**
  * ReleaseLeaseResponse tells what ended.
@@ -703,7 +761,7 @@ export type ReleaseLeaseResponse = Message<"kiln.bundle.v1.ReleaseLeaseResponse"
  * Use `create(ReleaseLeaseResponseSchema)` to create a new message.
  */
 export const ReleaseLeaseResponseSchema: GenMessage<ReleaseLeaseResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 21);
+  messageDesc(file_kiln_bundle_v1_bundle, 23);
 
 /**
  * ListLeasesRequest asks for leases.
@@ -724,7 +782,7 @@ export type ListLeasesRequest = Message<"kiln.bundle.v1.ListLeasesRequest"> & {
  * Use `create(ListLeasesRequestSchema)` to create a new message.
  */
 export const ListLeasesRequestSchema: GenMessage<ListLeasesRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 22);
+  messageDesc(file_kiln_bundle_v1_bundle, 24);
 
 /**
  * ListLeasesResponse holds leases by digest and holder.
@@ -745,7 +803,7 @@ export type ListLeasesResponse = Message<"kiln.bundle.v1.ListLeasesResponse"> & 
  * Use `create(ListLeasesResponseSchema)` to create a new message.
  */
 export const ListLeasesResponseSchema: GenMessage<ListLeasesResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 23);
+  messageDesc(file_kiln_bundle_v1_bundle, 25);
 
 /**
  * CollectGarbageRequest says what to collect.
@@ -773,7 +831,7 @@ export type CollectGarbageRequest = Message<"kiln.bundle.v1.CollectGarbageReques
  * Use `create(CollectGarbageRequestSchema)` to create a new message.
  */
 export const CollectGarbageRequestSchema: GenMessage<CollectGarbageRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 24);
+  messageDesc(file_kiln_bundle_v1_bundle, 26);
 
 /**
  * CollectGarbageResponse tells what was removed, or would be.
@@ -822,7 +880,7 @@ export type CollectGarbageResponse = Message<"kiln.bundle.v1.CollectGarbageRespo
  * Use `create(CollectGarbageResponseSchema)` to create a new message.
  */
 export const CollectGarbageResponseSchema: GenMessage<CollectGarbageResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 25);
+  messageDesc(file_kiln_bundle_v1_bundle, 27);
 
 /**
  * ImportBundleRequest names a bundle of another layout.
@@ -872,7 +930,7 @@ export type ImportBundleRequest = Message<"kiln.bundle.v1.ImportBundleRequest"> 
  * Use `create(ImportBundleRequestSchema)` to create a new message.
  */
 export const ImportBundleRequestSchema: GenMessage<ImportBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 26);
+  messageDesc(file_kiln_bundle_v1_bundle, 28);
 
 /**
  * ImportBundleResponse is one event of an import.
@@ -909,7 +967,7 @@ export type ImportBundleResponse = Message<"kiln.bundle.v1.ImportBundleResponse"
  * Use `create(ImportBundleResponseSchema)` to create a new message.
  */
 export const ImportBundleResponseSchema: GenMessage<ImportBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 27);
+  messageDesc(file_kiln_bundle_v1_bundle, 29);
 
 /**
  * ImportProgress tells where an import stands.
@@ -937,7 +995,7 @@ export type ImportProgress = Message<"kiln.bundle.v1.ImportProgress"> & {
  * Use `create(ImportProgressSchema)` to create a new message.
  */
 export const ImportProgressSchema: GenMessage<ImportProgress> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 28);
+  messageDesc(file_kiln_bundle_v1_bundle, 30);
 
 /**
  * ImportResult tells what was imported.
@@ -986,7 +1044,7 @@ export type ImportResult = Message<"kiln.bundle.v1.ImportResult"> & {
  * Use `create(ImportResultSchema)` to create a new message.
  */
 export const ImportResultSchema: GenMessage<ImportResult> = /*@__PURE__*/
-  messageDesc(file_kiln_bundle_v1_bundle, 29);
+  messageDesc(file_kiln_bundle_v1_bundle, 31);
 
 /**
  * BundleContents is what a bundle can be used for.
@@ -1105,6 +1163,18 @@ export const BundleService: GenService<{
     output: typeof ListBundlesResponseSchema;
   },
   /**
+   * Makes a bundle name belong to a principal, who may then publish under it. The first principal that publishes under a
+   * name owns it; names that earlier releases made, or callers without a token, have no owner until they are given away.
+   * The caller needs the scope `admin`. Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/OWNER_INVALID.
+   *
+   * @generated from rpc kiln.bundle.v1.BundleService.SetBundleOwner
+   */
+  setBundleOwner: {
+    methodKind: "unary";
+    input: typeof SetBundleOwnerRequestSchema;
+    output: typeof SetBundleOwnerResponseSchema;
+  },
+  /**
    * Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
    * reuse stay until CollectGarbage forgets them.
    * Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
@@ -1117,9 +1187,10 @@ export const BundleService: GenService<{
     output: typeof DeleteBundleResponseSchema;
   },
   /**
-   * Streams the bytes of one blob, in order.
-   * Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
-   * RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
+   * Streams the bytes of one blob, in order. The caller needs the scope `read`, or `load`, which runtimes have.
+   * Errors: PERMISSION_DENIED/BUNDLE_FORBIDDEN where the caller's token has patterns of bundle names and none admits that of
+   * `ref`, INVALID_ARGUMENT/REF_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, INVALID_ARGUMENT/DIGEST_INVALID,
+   * INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
    *
    * @generated from rpc kiln.bundle.v1.BundleService.ReadBlob
    */

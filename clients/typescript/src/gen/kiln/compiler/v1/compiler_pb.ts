@@ -114,7 +114,8 @@ export const Target_KindSchema: GenEnum<Target_Kind> = /*@__PURE__*/
  */
 export type CompileRequest = Message<"kiln.compiler.v1.CompileRequest"> & {
   /**
-   * Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. Required.
+   * Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. It belongs to the first principal that publishes under it;
+   * others need the scope `admin`, or a pattern of bundle names that admits it. Required.
    *
    * @generated from field: string name = 1;
    */
@@ -167,7 +168,8 @@ export type CompileRequest = Message<"kiln.compiler.v1.CompileRequest"> & {
   optimizationLevel: OptimizationLevel;
 
   /**
-   * Makes the call idempotent: a second call with the same id and content returns the first operation.
+   * Makes the call idempotent: a second call with the same id and content returns the first operation. Unique
+   * within a principal.
    *
    * @generated from field: string request_id = 7;
    */
@@ -1252,7 +1254,8 @@ export const CacheResultSchema: GenEnum<CacheResult> = /*@__PURE__*/
 
 /**
  * CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
- * on the same address: their metadata is CompileMetadata, their response CompileResponse.
+ * on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+ * principal that began it; for all others, but those with the scope `admin`, it is not there.
  *
  * @generated from service kiln.compiler.v1.CompilerService
  */
@@ -1262,10 +1265,10 @@ export const CompilerService: GenService<{
    * Errors: INVALID_ARGUMENT/CONFIG_INVALID with one field violation per mistake, INVALID_ARGUMENT/CHECKPOINT_INVALID,
    * INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/CHECKPOINT_NOT_FOUND, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS,
    * PERMISSION_DENIED/MODEL_URL_REFUSED, INVALID_ARGUMENT/MODEL_URL_UNSUPPORTED, UNAVAILABLE/MODEL_FETCH_FAILED,
-   * INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
-   * FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
+   * INVALID_ARGUMENT/NAME_INVALID, PERMISSION_DENIED/NAME_OWNED, INVALID_ARGUMENT/MODEL_CONFIG_INVALID,
+   * INVALID_ARGUMENT/ISA_UNKNOWN, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
    * FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with UNAVAILABLE/MODEL_FETCH_FAILED,
-   * CANCELLED/COMPILE_CANCELLED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+   * CANCELLED/COMPILE_CANCELLED, PERMISSION_DENIED/NAME_OWNED where another principal was first, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
    * DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH, on Neuron targets also with
    * INTERNAL/NEURON_TRACE_FAILED, FAILED_PRECONDITION/NEURON_GRAPH_REFUSED, INTERNAL/NEURON_COMPILER_FAILED and
    * RESOURCE_EXHAUSTED/NEURON_MEMORY_EXCEEDED, whose metadata `codes` are those of Neuron's compiler. A restart of the compiler resumes it;

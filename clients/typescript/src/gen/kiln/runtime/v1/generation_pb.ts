@@ -32,8 +32,8 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
   deploymentId: string;
 
   /**
-   * Client-chosen id for Abort and logs, unique among the deployment's running requests: 1 to 128 printable characters of
-   * ASCII, no spaces. Default: the `x-request-id` of the call's metadata, or else one that the server makes. The call's
+   * Client-chosen id for Abort and logs, unique among the caller's running requests of the deployment: 1 to 128 printable
+   * characters of ASCII, no spaces; neither "." nor "..". Default: the `x-request-id` of the call's metadata, or else one that the server makes. The call's
    * trailing metadata has it as `x-request-id`.
    *
    * @generated from field: string request_id = 2;
@@ -140,8 +140,8 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
   stallPolicy?: StallPolicy;
 
   /**
-   * Shares cached prefixes with requests of the same salt only, for tenants that must not learn from the time to the first
-   * token what others have sent. At most 256 characters. Default: empty, as a salt of its own.
+   * Shares cached prefixes with the caller's requests of the same salt only: another principal's find them never, so that
+   * none learns from the time to the first token what others have sent. Callers behind one gateway are one principal. At most 256 characters. Default: empty, as a salt of its own.
    *
    * @generated from field: string cache_salt = 15;
    */
@@ -1486,7 +1486,8 @@ export const GenerationService: GenService<{
     output: typeof GenerateResponseSchema;
   },
   /**
-   * Ends a running or queued request, all its sequences; answers after their slots are free.
+   * Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
+   * or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
    * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
    *
    * @generated from rpc kiln.runtime.v1.GenerationService.Abort

@@ -661,7 +661,7 @@ export type LoadBundleRequest = Message<"kiln.runtime.v1.LoadBundleRequest"> & {
   ref: string;
 
   /**
-   * Id of the new deployment: 1 to 64 lower-case letters, digits, '.', '_', '-'. Required.
+   * Id of the new deployment: 1 to 64 lower-case letters, digits, '.', '_', '-'; neither "." nor "..". Required.
    *
    * @generated from field: string deployment_id = 2;
    */
