@@ -6,8 +6,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from fnmatch import fnmatch
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -21,34 +22,40 @@ PYTHON = ["protos", *IN_PLACE, "clients/python", PINS]
 #: What torch and torch-xla require, or the compiler's virtual environment loads at its start.
 BROUGHT_BY_TORCH = {"numpy", "tqdm", "typing_extensions", "setuptools", "sympy", "mpmath", "filelock", "networkx"}
 LICENSE_FILES = ["LICENSE", "NOTICE"]
+#: What imports write before a file of a distribution, unless it is the folder's name.
+IMPORTED_AS: dict[str, tuple[str, ...]] = {"protos": (), "clients/python": (), PINS: ()}
+#: Files that no wheel has as part of a package: what builds and describes it, and sources of what is built.
+BESIDE_PACKAGES = (
+    *("pyproject.toml", "setup.py", "README.md", *LICENSE_FILES),
+    "native/*",  # the extension's sources
+    *("buf.yaml", "v0.*.binpb"),  # for buf
+    "google/*.proto",  # their stubs come from googleapis-common-protos
+)
+
+
+@pytest.mark.parametrize("folder", PYTHON)
+def test_every_file_below_a_package_stands_in_the_wheel(folder: str) -> None:
+    prefix = PurePath(*IMPORTED_AS.get(folder, (folder,)))
+    listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    files = subprocess.run(listed, cwd=ROOT / folder, check=True, capture_output=True, text=True).stdout.splitlines()
+    wanted = {str(prefix / file) for file in files if not any(fnmatch(file, kind) for kind in BESIDE_PACKAGES)}
+    assert wanted - _list_wheel(folder) == set()
+
+
+def _list_wheel(folder: str) -> set[str]:
+    """Files of the distribution's wheel, but for compiled ones and what describes it."""
+    script = "setup.py" if (ROOT / folder / "setup.py").exists() else "-cimport setuptools; setuptools.setup()"
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, script, "--quiet", "egg_info", "--egg-base", directory]
+        built = Path(directory, "built")
+        subprocess.run([*command, "build_py", "--build-lib", built], cwd=ROOT / folder, check=True, capture_output=True)
+        return {str(file.relative_to(built)) for file in built.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize("folder", IN_PLACE)
-def test_distribution_lists_every_package(folder: str) -> None:
-    listed = _list_packages(folder)
-    found = {".".join(init.parent.relative_to(ROOT).parts) for init in (ROOT / folder).rglob("__init__.py")}
-    with_modules = {
-        ".".join(module.parent.relative_to(ROOT).parts)
-        for module in (ROOT / folder).rglob("*.py")
-        if "build" not in module.parts and module.name != "setup.py"
-    }
-    assert listed == found == with_modules
-
-
-def _list_packages(folder: str) -> set[str]:
-    """What the distribution's files list; `setup.py` lists every folder with an `__init__.py`."""
-    setuptools_table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["tool"]["setuptools"]
-    if "packages" in setuptools_table:
-        return set(setuptools_table["packages"])
-    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base"]
-    with tempfile.TemporaryDirectory() as directory:
-        subprocess.run([*command, directory], cwd=ROOT / folder, check=True, capture_output=True)
-        (sources,) = Path(directory).glob("*/SOURCES.txt")
-        return {
-            ".".join((folder, *Path(line).parent.parts))
-            for line in sources.read_text().splitlines()
-            if line.endswith("__init__.py")
-        }
+def test_every_folder_with_modules_is_a_package(folder: str) -> None:
+    folders = {module.parent for module in (ROOT / folder).rglob("*.py") if "build" not in module.parts}
+    assert [str(found) for found in folders if not (found / "__init__.py").exists()] == []
 
 
 @pytest.mark.parametrize("folder", IN_PLACE)
