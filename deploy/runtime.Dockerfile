@@ -25,13 +25,15 @@ COPY bundle /src/bundle
 COPY targets /src/targets
 COPY edge /src/edge
 COPY execution /src/execution
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/protos /src/bundle /src/targets /src/edge /src/execution
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel ${PIP_EXTRA_ARGS} --no-deps --no-build-isolation --wheel-dir /wheels /src/protos /src/bundle /src/targets /src/edge /src/execution
 COPY runtime_svc /src/runtime_svc
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/runtime_svc
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel ${PIP_EXTRA_ARGS} --no-deps --no-build-isolation --wheel-dir /wheels /src/runtime_svc
 # With the API that routers know (docs/api.md).
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt /wheels/*.whl 'kiln-runtime[vllm-engine]'
 # The library is optional for pip; without it no bundle of several ranks runs.
 RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
+# What no service needs: torch's tests and its headers, which only a compiler reads, and pip.
+RUN rm -r /opt/kiln/lib/python3.11/site-packages/torch/test /opt/kiln/lib/python3.11/site-packages/torch/include && find /opt/kiln/lib/python3.11/site-packages/torch/bin -type f ! -name torch_shm_manager -delete && /opt/kiln/bin/python -m pip uninstall --yes pip
 
 FROM ${PYTHON_IMAGE}
 # One user id in both images: what the compiler publishes in the shared store, the runtime may read.

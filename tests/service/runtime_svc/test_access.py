@@ -12,7 +12,9 @@ import pytest
 import structlog
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
+from kiln.runtime.v1 import runtime_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2 as engine
+from smg_grpc_proto import vllm_engine_pb2_grpc
 from structlog.testing import capture_logs
 
 from tests.hang_guard import HANG_S
@@ -38,7 +40,8 @@ def logs() -> Iterator[list[dict[str, Any]]]:
 async def served(tmp_path: Path) -> AsyncIterator[Runtime]:
     """A runtime that verifies tokens, with deployments `chat` and `code`."""
     jwks = write_jwks(tmp_path / "jwks.json", [KEY])
-    async with serve_runtime(tmp_path, f"--auth-jwks={jwks}", "--engine-deployment=chat") as started:
+    options = (f"--auth-jwks={jwks}", "--engine-deployment=chat", "--gateway-address=127.0.0.1:0")
+    async with serve_runtime(tmp_path, *options) as started:
         await started.deploy("chat")
         await started.deploy("code")
         yield started
@@ -160,3 +163,22 @@ async def test_requests_of_the_engine_api_are_a_principals_own(served: Runtime) 
         assert len(chat.requests) == left
     served.groups[0].gate.set()
     assert [(await reader).complete.finish_reason for reader in readers] == ["abort"] * 2
+
+
+async def test_who_calls_at_the_gateways_address_may_infer_and_no_more(
+    served: Runtime, logs: list[dict[str, Any]]
+) -> None:
+    logs.clear()
+    unload = runtime.UnloadBundleRequest(deployment_id="code")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.edge.local_port}") as channel:
+        parts = vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(make_request([1, 2]))
+        assert [part async for part in parts][-1].HasField("complete")
+        # A token does not count here: all who reach the address are one.
+        for metadata in ((), allow("load infer", "*")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await runtime_pb2_grpc.RuntimeServiceStub(channel).UnloadBundle(unload, metadata=metadata)
+            info, _ = details_of(caught.value)
+            assert (info.reason, info.metadata["principal"]) == ("SCOPE_MISSING", "gateway")
+    assert [log["principal"] for log in logs if log["event"] == "refused"] == ["gateway", "gateway"]
+    assert [log["principal"] for log in logs if log["event"] == "call"] == ["gateway"] * 3
+    await call(served, "UnloadBundle", unload, ())
