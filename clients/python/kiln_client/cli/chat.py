@@ -14,6 +14,7 @@ from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from kiln.runtime.v1.runtime_pb2 import Deployment
 
 from kiln_client.cli.generate import show_event
+from kiln_client.cli.local_models import PreparationView
 from kiln_client.cli.output import Output
 from kiln_client.cli.signals import blocking_signals
 from kiln_client.completion import Completion, CompletionBuilder
@@ -127,7 +128,7 @@ async def converse(output: Output, conversation: Conversation) -> None:
             case command if command.startswith("/") and " " not in command:
                 output.remark(f"there is no {command}: {_HELP}")
             case text:
-                if conversation.quick is not None and conversation.quick.is_over:
+                if conversation.quick is not None and await conversation.quick.is_compiled():
                     await _take_over(output, conversation, conversation.quick)
                 await _take_turn(output, conversation, text)
 
@@ -144,7 +145,8 @@ async def _take_over(output: Output, conversation: Conversation, quick: QuickSta
     """Moves a conversation to the deployment that takes over, between two requests; returns whether there is one."""
     conversation.quick = None
     try:
-        conversation.move(await quick.take_over())
+        with PreparationView(output) as view:
+            conversation.move(await quick.take_over(view))
     except KilnError as error:
         output.error(error)
         output.remark("the model is not compiled: its graphs go on answering")

@@ -86,7 +86,6 @@ async def run_command(
         if prompt is None:
             if quick is not None:
                 await quick.compile()
-                quick.follow()
             await converse(session.output, conversation)
             return
         completion = await answer(session.output, conversation, prompt)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
@@ -13,7 +10,7 @@ from kiln.compiler.v1.compiler_pb2 import CACHE_RESULT_HIT, PlanCompileRequest
 from kiln.runtime.v1.runtime_pb2 import Deployment
 
 from kiln_client.compiler import AsyncCompiler
-from kiln_client.errors import NotFound
+from kiln_client.errors import KilnError, NotFound
 from kiln_client.local.configuration import Given
 from kiln_client.local.lookup import Checkpoint
 from kiln_client.local.preparation import ModelBuild, Progress, compile_model, is_idle, load_model
@@ -38,7 +35,6 @@ class QuickStart:
         self._services = services
         self._build = build
         self._operation = ""
-        self._successor: Future[Deployment] | None = None
 
     @classmethod
     async def open(
@@ -65,50 +61,32 @@ class QuickStart:
         async with AsyncCompiler(self._services.compiler, **self._services.connection) as compiler:
             self._operation = (await compiler.start_compile(self._build.request)).name
 
-    def follow(self) -> None:
-        """Loads what takes over when it is compiled, in a thread: a person who types holds up this one."""
-        if self._successor is None:
-            self._successor = Future()
-            threading.Thread(target=self._follow, args=[self._successor], daemon=True).start()
+    async def is_compiled(self) -> bool:
+        """Whether the compile has ended; not if the compiler does not say so."""
+        async with AsyncCompiler(self._services.compiler, **self._services.connection) as compiler:
+            with suppress(KilnError):
+                return (await compiler.get_operation(self._operation)).done
+        return False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether `take_over` returns at once."""
-        return self._successor is not None and self._successor.done()
+    async def take_over(self, progress: Progress) -> Deployment:
+        """Waits for the compile, loads what takes over, and ends what answers now.
 
-    async def take_over(self) -> Deployment:
-        """Waits for the deployment that takes over, and ends this one's.
+        Args:
+            progress: Told what happens.
 
         Raises:
-            KilnError: The compile or the load failed; this one's deployment goes on.
+            KilnError: The compile or the load failed; what answers goes on.
         """
         if not self._operation:
             await self.compile()
-        self.follow()
-        assert self._successor is not None, "it is followed"
-        successor = await asyncio.wrap_future(self._successor)
+        async with AsyncCompiler(self._services.compiler, **self._services.connection) as compiler:
+            response = await compiler.wait_compile(
+                self._operation, on_progress=progress.compiled, on_lost=progress.lost
+            )
+        compiled = self._build.take(response)
+        successor = await load_model(self._services, compiled, may_replace=True, progress=progress)
         await _end(self._services, self.deployment.id)
         return successor
-
-    def _follow(self, successor: Future[Deployment]) -> None:
-        try:
-            successor.set_result(asyncio.run(self._finish()))
-        except Exception as error:  # noqa: BLE001 - `take_over` raises it
-            successor.set_exception(error)
-
-    async def _finish(self) -> Deployment:
-        async with AsyncCompiler(self._services.compiler, **self._services.connection) as compiler:
-            response = await compiler.wait_compile(self._operation)
-        return await load_model(self._services, self._build.take(response), may_replace=True, progress=_Silent())
-
-
-class _Silent:
-    """Shows nothing: a person may be typing."""
-
-    def configured(self, *_: object) -> None: ...
-    def compiled(self, *_: object) -> None: ...
-    def lost(self, *_: object) -> None: ...
-    def loaded(self, *_: object) -> None: ...
 
 
 async def is_quicker(services: StackRecord, build: ModelBuild) -> bool:

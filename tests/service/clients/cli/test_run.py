@@ -6,17 +6,15 @@ import io
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.longrunning.operations_pb2 import Operation
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2
 from kiln.runtime.v1 import runtime_pb2
-from kiln_client.cli import chat
-from kiln_client.local.quick_start import QuickStart
 from kiln_client.stack.home import StackRecord, announced
 
 from tests.hang_guard import HANG_S
@@ -217,27 +215,17 @@ def test_a_large_model_is_compiled_at_once(services: ScriptedServer, kiln: Kiln,
 
 
 def test_code_takes_over_between_two_turns(
-    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]
 ) -> None:
     script_uncompiled(services)
-    say("Hello", "And then?")
-    read_line, follow = chat._read_line, QuickStart.follow
-    followed = []
-
-    def type_slowly() -> str | None:
-        deadline = time.monotonic() + HANG_S
-        while services.requests["Generate"] and not followed[0].is_over and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return read_line()
-
-    monkeypatch.setattr(QuickStart, "follow", lambda quick: (followed.append(quick), follow(quick)))
-    monkeypatch.setattr(chat, "_read_line", type_slowly)
+    say("Hello", "Go on", "And then?")
+    services.script("GetOperation", *[samples.OPERATION] * 2, Operation(name=samples.OPERATION.name, done=True))
     outcome = kiln("run", "tiny")
-    assert (outcome.exit_code, outcome.out) == (0, "Once upon\n" * 2)
+    assert (outcome.exit_code, outcome.out) == (0, "Once upon\n" * 3)
     assert "from here on its code answers" in outcome.err
-    assert [one.deployment_id for one in services.requests["Generate"]] == ["tiny-quick", "tiny"]
-    first = ("user", "Hello")
-    assert asked(services) == [[first], [first, ("assistant", "Once upon"), ("user", "And then?")]]
+    assert [one.deployment_id for one in services.requests["Generate"]] == ["tiny-quick", "tiny-quick", "tiny"]
+    said = [("user", "Hello"), ("assistant", "Once upon"), ("user", "Go on"), ("assistant", "Once upon")]
+    assert asked(services)[-1] == [*said, ("user", "And then?")], "its history is computed again"
     assert [one.deployment_id for one in services.requests["UnloadBundle"]] == ["tiny-quick"]
 
 
