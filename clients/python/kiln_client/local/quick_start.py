@@ -65,7 +65,7 @@ class QuickStart:
         """Whether the compile has ended; not if the compiler does not say so."""
         async with AsyncCompiler(self._services.compiler, **self._services.connection) as compiler:
             with suppress(KilnError):
-                return (await compiler.get_operation(self._operation)).done
+                return bool((await compiler.get_operation(self._operation)).done)
         return False
 
     async def take_over(self, progress: Progress) -> Deployment:
