@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
-setup: $(VENV)/.installed
+setup: $(VENV)/.installed $(VENV)/.prebuilt
 
 $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*) deploy/install-torch $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
@@ -28,6 +28,11 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard 
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) \
 	  --no-build-isolation $(foreach d,$(DISTRIBUTIONS),--editable '$(d)$(EXTRAS)') --group dev
 	$(BIN)/python -m compileall -qq -j 0 $(CURDIR)/$(VENV)/lib || true
+	touch $@
+
+# What every library shares, which the first compile would make: it takes torch, which is there only now.
+$(VENV)/.prebuilt: $(VENV)/.installed $(wildcard compiler_svc/lower/kernels/* compiler_svc/lower/*.cpp) compiler_svc/lower/common_objects.py
+	$(BIN)/python -m compiler_svc.lower.prebuilt
 	touch $@
 
 # The newest of all that our distributions and their extras allow, for all who install.
@@ -119,4 +124,4 @@ soak: setup
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) .venv-xla .kiln build clients/typescript/node_modules clients/typescript/dist clients/typescript/build
+	rm -rf $(VENV) .venv-xla .kiln build compiler_svc/lower/prebuilt_files clients/typescript/node_modules clients/typescript/dist clients/typescript/build

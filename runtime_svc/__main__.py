@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from contextlib import suppress
 from functools import partial
 
+from bundle.errors import ResourcesShort
 from edge.process import run_process
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from runtime_svc.host_cores import settle_cores
 from runtime_svc.server import open_server
 from runtime_svc.settings import Settings, parse_settings
+from targets.registry import TARGETS
 
 
 async def serve(settings: Settings) -> None:
@@ -23,7 +27,17 @@ async def serve(settings: Settings) -> None:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
             sys.stdout.flush()
+            warming = asyncio.create_task(_warm_up(forkservers, settings))
             await server.serve_until_signalled()
+            warming.cancel()
+
+
+async def _warm_up(forkservers: RankForkservers, settings: Settings) -> None:
+    """Loads what ranks of this host's formats need, one format after the other: clients are answered meanwhile."""
+    formats = dict.fromkeys(lowering.format.name for lowering in TARGETS[settings.target].lowerings)
+    for executable_format in formats if settings.warm_threads else ():
+        with suppress(ResourcesShort):
+            await forkservers.warm_up(settings.warm_threads or 0, executable_format)
 
 
 def main() -> None:

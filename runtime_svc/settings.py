@@ -61,6 +61,7 @@ class Settings:
         num_cores: Number of logical cores for deployments; 0 for all that the host has of the target, until
             `settle_cores` has counted them.
         threads_per_core: Threads that a rank computes with if its deployment sets no number.
+        warm_threads: Threads of the ranks whose forkservers load what they need at the start; None loads nothing.
         memory_bytes: Memory that deployments may use.
         capture_directory: Directory of captured inputs; None refuses requests that ask for them.
         deployments_file: File that declares deployments; None leaves loading to calls.
@@ -89,6 +90,7 @@ class Settings:
     logical_core_size: int
     num_cores: int
     threads_per_core: int
+    warm_threads: int | None
     memory_bytes: int
     capture_directory: Path | None
     deployments_file: Path | None
@@ -155,6 +157,12 @@ OPTIONS: Final = (
         default_text="NEURON_LOGICAL_NC_CONFIG, or the target's: 2 on trn2 and trn3, 1 elsewhere",
     ),
     Option("threads-per-core", COUNT, "threads that a rank computes with", default=1),
+    Option(
+        "warm-threads",
+        COUNT,
+        "load at the start what ranks with so many threads need, 300 MB, which their first bundle would wait for",
+        default_text="their first bundle waits",
+    ),
     Option("memory", SIZE, "for weights and KV caches", default_text=f"{_MEMORY_SHARE} of what this process may use"),
     Option(
         "capture-directory",
@@ -278,6 +286,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         logical_core_size=_read_core_size(options, environment),
         num_cores=options.cores or (0 if TARGETS[options.target].has_cores else os.cpu_count() or 1),
         threads_per_core=options.threads_per_core,
+        warm_threads=options.warm_threads,
         memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),
         capture_directory=_absolute(options.capture_directory),
         deployments_file=_absolute(options.deployments),

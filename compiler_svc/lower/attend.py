@@ -102,6 +102,12 @@ def compile_attend_kernel(job: LoweringJob, pair: DtypePair) -> Path:
     return compile_once(job, name_function(*pair), write_kernel_source([pair]))
 
 
+def compile_attend_kernels(job: LoweringJob) -> None:
+    """Does the same for the dtypes of most models, which keep keys and values in that of queries."""
+    for dtype in (torch.float32, torch.bfloat16):
+        compile_attend_kernel(job, (dtype, dtype))
+
+
 def write_kernel_source(pairs: Iterable[DtypePair]) -> str:
     """Returns the kernel's source as one text, with one function for each pair of dtypes."""
     entries = []

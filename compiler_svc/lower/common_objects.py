@@ -1,13 +1,14 @@
-"""Objects that every library shares: compiled once for each set of flags, kept beside the precompiled headers.
+"""What every library shares, compiled once for each set of flags: objects, and precompiled headers.
 
-They take half of the C++ compiler's time for a small graph: the functions by which callers run AOTInductor's libraries,
-and the kernel of linear layers.
+They would take four fifths of the C++ compiler's time for a small graph. The objects have the functions by which
+callers run AOTInductor's libraries, and the kernels. `prebuilt` makes all of it when the distribution is installed.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -18,12 +19,14 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.job import PREBUILT, LoweringJob
 from compiler_svc.lower.live_rows import declare_count
 from compiler_svc.lower.tables import DECLARATIONS, DEFINITIONS
 
 _KERNELS: Final = Path(__file__).with_name("kernels")
 _INCLUDED: Final = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
+#: What Inductor's code begins with, and whether that is the code that calls kernels.
+HEADERS: Final = {"torch/csrc/inductor/aoti_include/cpu.h": True, "torch/csrc/inductor/cpp_prefix.h": False}
 _INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtime") / "interface.cpp"
 
 
@@ -73,21 +76,71 @@ def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool =
     Raises:
         CppCompileError: The source does not compile.
     """
-    flags = CppTorchDeviceOptions(
-        vec_isa=pick_vec_isa(), device_type="cpu", aot_mode=True, compile_only=True, min_optimize=is_wrapper
+    flags = _read_flags(is_wrapper=is_wrapper, compile_only=True)
+
+    def build() -> Path:
+        source_path = job.directory / f"{name}.cpp"
+        source_path.write_text(source)
+        builder = CppBuilder(name=name, sources=str(source_path), output_dir=str(job.directory), BuildOption=flags)
+        builder.build()
+        return Path(builder.get_target_file_path())
+
+    return _make_once(job, f"objects/{name}-{_digest(job, flags, source)}.o", build)
+
+
+def precompile_headers(job: LoweringJob) -> None:
+    """Compiles the headers that the code of libraries begins with."""
+    for header, is_wrapper in HEADERS.items():
+        precompile_header(job, header, is_wrapper=is_wrapper)
+
+
+def precompile_header(job: LoweringJob, header: str, *, is_wrapper: bool) -> Path:
+    """Compiles a header of torch's once, for sources that begin with it; returns what they include in its place.
+
+    Valid inside `steered`.
+
+    Args:
+        header: As sources include it.
+        is_wrapper: See `compile_once`.
+
+    Raises:
+        CppCompileError: The header does not compile.
+    """
+    flags = _read_flags(is_wrapper=is_wrapper, precompiling=True)
+    source, name = f"#include <{header}>\n", Path(header).stem
+
+    def build() -> Path:
+        # Where g++ finds no precompiled header that it can read, it reads the text.
+        source_path = job.directory / f"{name}.hpp"
+        source_path.write_text(source)
+        builder = CppBuilder(name=str(source_path), sources=str(source_path), BuildOption=flags)
+        builder.build()
+        return Path(builder.get_target_file_path())
+
+    compiled = _make_once(job, f"headers/{name}-{_digest(job, flags, source)}.hpp.gch", build)
+    text = compiled.with_suffix("")
+    if not text.exists():
+        text.write_text(source)
+    return text
+
+
+def _read_flags(*, is_wrapper: bool, **kind: bool) -> CppTorchDeviceOptions:
+    return CppTorchDeviceOptions(
+        vec_isa=pick_vec_isa(), device_type="cpu", aot_mode=True, min_optimize=is_wrapper, **kind
     )
-    directory = job.cache_dir / "objects"
-    directory.mkdir(exist_ok=True)
-    path = directory / f"{name}-{_digest(job, flags, source)}.o"
+
+
+def _make_once(job: LoweringJob, name: str, build: Callable[[], Path]) -> Path:
+    """Finds a file in the distribution or the cache, or builds it into the cache, whole or not at all."""
+    if (prebuilt := PREBUILT / name).exists():
+        return prebuilt
+    path = job.cache_dir / name
+    path.parent.mkdir(exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            source_path = job.directory / f"{name}.cpp"
-            source_path.write_text(source)
-            builder = CppBuilder(name=name, sources=str(source_path), output_dir=str(job.directory), BuildOption=flags)
-            builder.build()
             # Copies to a neighbour first, because the job's directory may be on another file system.
             new = path.with_suffix(".new")
-            shutil.copyfile(builder.get_target_file_path(), new)
+            shutil.copyfile(build(), new)
             new.replace(path)
     return path
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 import torch
-from filelock import FileLock
 from torch._inductor import codecache, config, cpu_vec_isa
 from torch._inductor.codegen.cpp import CppKernel, CppKernelProxy, OuterLoopFusedSchedulerNode
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
-from compiler_svc.lower.common_objects import declare_interface
+from compiler_svc.lower.common_objects import declare_interface, precompile_header
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.live_rows import generate_kernel, join_kernels, write_count
 from compiler_svc.lower.parallel_loops import PLANNED_THREADS, decide_parallel_depth
@@ -61,20 +59,11 @@ class _ExactAvx512(_ExactVectors, cpu_vec_isa.VecAVX512):  # type: ignore[misc]
     """Vectors of x86-64-v4."""
 
 
-_JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
-#: g++ keeps its output file open while it compiles a header. If g++ is killed, Inductor takes the partial file for a
-#: whole header, with which g++ then refuses to compile anything. So the script renames a finished file. It may delete
-#: earlier attempts at the header, because the process that runs it holds Inductor's lock for the header.
 _COMPILER_SCRIPT: Final = """\
 #!/bin/sh
-for output; do :; done
-case $output:" $* " in
-*.gch:*)
-    rm -f "$output".new.*
-    {compiler} "$@" -o "$output.new.$$" && exec mv "$output.new.$$" "$output"
-    ;;
+case " $* " in
 *" -shared "*)
-    exec {compiler} "$@" @"${directory}/{objects}"
+    exec {compiler} "$@" @{objects}
     ;;
 *)
     exec {compiler} "$@"
@@ -90,16 +79,13 @@ _VECTOR_ISAS: Final = {256: _ExactAvx2, 512: _ExactAvx512}
 def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
     """Yields options for `torch._inductor.aot_compile`; they are in force, and valid, inside the block.
 
-    Inductor would use every vector instruction of this host, keep precompiled headers in the temporary directory, and
-    compile the interface with every library; it has no options to change any of these.
+    Inductor would use every vector instruction of this host, read the text of precompiled headers again to see whether
+    it has changed, and compile the interface with every library; it has no options to change any of these.
     """
     isa = X86_64[job.options.target.isa]
-    headers = job.cache_dir / "headers"
-    headers.mkdir(exist_ok=True)
     with (
         _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[isa.vector_bits](isa.extensions)]),
-        _replaced(codecache, "_HEADER_DIR", str(headers)),
-        _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
+        _replaced(codecache, "_precompile_header", partial(_find_header, job)),
         _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
         _replaced(CppWrapperCpu, "codegen_model_constructor", write_constructor),
         _replaced(
@@ -126,8 +112,7 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             "size_asserts": False,
             # The wrapper is most of the code but does no arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",
-            # Inductor uses the openssl command to name precompiled headers.
-            "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
+            "aot_inductor.precompile_headers": True,
             "cpp.cxx": (None, str(_write_compiler_script(job))),
             "cpp.march": isa.march,
             "cpp.simdlen": isa.vector_bits,
@@ -140,6 +125,10 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
         }
         with config.patch(options):
             yield options
+
+
+def _find_header(job: LoweringJob, header: str, _command: str, *, min_optimize: bool = False, **_flags: Any) -> str:
+    return str(precompile_header(job, header, is_wrapper=min_optimize))
 
 
 def _write_count(job: LoweringJob) -> str:
@@ -162,27 +151,14 @@ def _replaced(owner: ModuleType | type, name: str, value: object) -> Iterator[No
 
 
 def _write_compiler_script(job: LoweringJob) -> Path:
-    """Writes the script that runs the C++ compiler. It keeps the job's and torch's paths out of objects, so that equal
-    jobs make equal bytes, and it makes precompiled headers, which all jobs share, whole or not at all.
-
-    All jobs use the script at one path, because Inductor finds precompiled headers by the compiler's path, too.
+    """Writes the script that runs the C++ compiler, and keeps the job's and torch's paths out of objects, so that equal
+    jobs make equal bytes.
     """
-    site_packages = Path(torch.__file__).parents[1]
-    compiler = shlex.join([str(GXX.find()), f"-ffile-prefix-map={site_packages}=/site-packages"])
-    script = job.cache_dir / "bin" / GXX.name
-    script.parent.mkdir(exist_ok=True)
-    text = _COMPILER_SCRIPT.format(
-        compiler=f'{compiler} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable"',
-        directory=_JOB_ENVIRONMENT,
-        objects=_OBJECTS_FILE,
+    prefixes = {Path(torch.__file__).parents[1]: "/site-packages", job.directory: "/executable"}
+    compiler = shlex.join([str(GXX.find()), *(f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items())])
+    script = job.directory / GXX.name
+    script.write_text(
+        _COMPILER_SCRIPT.format(compiler=compiler, objects=shlex.quote(str(job.directory / _OBJECTS_FILE)))
     )
-    with FileLock(script.with_suffix(".lock")):
-        if not script.exists() or script.read_text() != text:
-            # Writes to a neighbour first, because the job's directory may be on another file system. Of a killed
-            # process's neighbour nothing is left once the next one has written its own.
-            new = script.with_suffix(".new")
-            new.write_text(text)
-            new.chmod(0o755)
-            new.replace(script)
-    os.environ[_JOB_ENVIRONMENT] = str(job.directory)
+    script.chmod(0o755)
     return script

@@ -14,6 +14,9 @@ from execution.failure import Failure
 from targets.registry import TARGETS
 from targets.target import Lowering
 
+#: What `prebuilt` made when the distribution was installed, named as in `LoweringJob.cache_dir`; may be missing.
+PREBUILT: Final = Path(__file__).with_name("prebuilt_files")
+
 _JOB_FILE: Final = "job.json"
 _EXECUTABLE_FILE: Final = "executable.json"
 _FAILURE_FILE: Final = "failure.json"

@@ -16,6 +16,8 @@ from execution.threads import thread_environment
 #: that exists is not left behind.
 INDUCTOR_ENVIRONMENT: Final = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
 
+_PRELOAD: Final = "execution.ranks.process:preload"
+
 #: Returns the forkserver for a number of threads per rank and an executable format.
 OpenForkserver = Callable[[int, str], ForkserverClient]
 
@@ -45,11 +47,24 @@ class RankForkservers:
         if kind not in self._forkservers:
             self._forkservers[kind] = Forkserver(
                 "kiln-forkserver",
-                Call("execution.ranks.process:preload", (executable_format,)),
+                Call(_PRELOAD, (executable_format,)),
                 environment={**thread_environment(num_threads, num_ranks=self._num_ranks), **INDUCTOR_ENVIRONMENT},
                 patience_s=self._patience_s,
             )
         return self._forkservers[kind]
+
+    async def warm_up(self, num_threads: int, executable_format: str) -> None:
+        """Lets a forkserver load what its ranks need, which it would do for the first of them.
+
+        Raises:
+            ResourcesShort: The host has no room for it.
+        """
+        call = Call(_PRELOAD, (executable_format,))
+        process = self.open(num_threads, executable_format).start(call, name="kiln-warm-up")
+        try:
+            await process.wait()
+        finally:
+            process.kill()
 
     def close(self) -> None:
         """Ends the forkservers and their remaining ranks. Calling it again is harmless."""

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from tests.checkpoints.random_llama import write_llama_150m
+from bench.checkpoint import write_checkpoint
+from bench.plan import DEFAULT
+from bench.plan import LARGE as LARGE_WORKLOAD
 from tests.first_hour.commands import find_command
 from tests.first_hour.page import Result, render_page
-from tests.first_hour.steps import RANDOM, STEPS
+from tests.first_hour.steps import LARGE, SMALL, STEPS
 from tests.first_hour.terminal import Terminal
 from tests.repository import ROOT
 
@@ -31,16 +33,17 @@ def main(words: list[str]) -> int:
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
         for step in STEPS:
             find_command(step, clone)
-        write_llama_150m(clone / RANDOM)
+        write_checkpoint(clone / SMALL, DEFAULT[0])
+        write_checkpoint(clone / LARGE, LARGE_WORKLOAD)
         commit = read_commit(clone)
         places = {str(clone): "~/kiln", str(data_home): "~/.local/share", scratch: "/tmp", str(Path.home()): "~"}
         try:
             results = list(act(clone, data_home, words))
         finally:
             kiln = clone / ".venv/bin/kiln"
-            if kiln.exists():
-                environment = os.environ | {"XDG_DATA_HOME": str(data_home)}
-                subprocess.run([kiln, "down"], env=environment, stdout=subprocess.DEVNULL, check=False)
+            for home in (data_home / "kiln", clone / f"{SMALL}-home", clone / f"{LARGE}-home"):
+                if kiln.exists() and home.exists():
+                    subprocess.run([kiln, "down", "--home", home], stdout=subprocess.DEVNULL, check=False)
         page = render_page(results, commit=commit, host=describe_host(), places=places)
     if words:
         sys.stdout.write(page)

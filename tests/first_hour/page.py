@@ -9,7 +9,7 @@ from itertools import groupby
 from os.path import relpath
 
 from tests.first_hour.commands import fill_in
-from tests.first_hour.steps import FIRST_RUN_S, LATER_RUN_S, Step
+from tests.first_hour.steps import LARGE_RUN_S, LATER_RUN_S, SHIPPED_RUN_S, SMALL_RUN_S, Step
 from tests.first_hour.terminal import Outcome
 
 MAX_LINES = 14
@@ -21,9 +21,10 @@ _INTRODUCTION = f"""\
 `make first-hour` writes this page. It acts as five kinds of new users on a fresh clone. It takes each command from the
 page that prints it, and ends if the page no longer does. It gives the command as it stands, with the user's own values
 for the names in capitals, and compares what comes out with what the step expects, and the time with its limit if there
-is one: {FIRST_RUN_S:.0f} s for the first `kiln run` on 150 M parameters, installation aside, and {LATER_RUN_S:.0f} s
-for the next one. The programs of `.venv` are found as if the user had activated it. Outputs are cut to their last
-lines. A step that the host lacks something for is not run.
+is one: installation aside, {SHIPPED_RUN_S:.0f} s for the first `kiln run` of the shipped model, {SMALL_RUN_S:.0f} s
+for one of 162 M parameters, {LARGE_RUN_S:.0f} s for one of 1.1 B, {LATER_RUN_S:.0f} s for the next run of each. The
+programs of `.venv` are found as if the user had activated it. Outputs are cut to their last lines. A step that the host
+lacks something for is not run.
 """
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _URL = re.compile(r"(https?://)(?!127\.0\.0\.1|localhost|github\.com)[^/\s'\"]+")

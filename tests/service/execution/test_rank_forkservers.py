@@ -105,6 +105,20 @@ async def wait_until_gone(*processes: psutil.Process) -> None:
     assert alive == []
 
 
+async def test_a_warm_forkserver_has_loaded_what_its_first_rank_needs(eager: ToyBundle) -> None:
+    executable_format = eager.manifest.executables[0].format
+    with RankForkservers(num_ranks=1 << 16, patience_s=3600) as forkservers:
+        known = {one.pid for one in own_children()}
+        await forkservers.warm_up(1, executable_format)
+        (forkserver,) = [one for one in own_children() if one.pid not in known]
+        assert any("libtorch" in mapped.path for mapped in forkserver.memory_maps())
+        spent_s = forkserver.cpu_times().user
+        async with started(eager, forkservers) as (group, (process,)):
+            assert forkserver_of(process).pid == forkserver.pid
+            await group.load()
+        assert forkserver.cpu_times().user - spent_s < spent_s / 2
+
+
 async def test_groups_share_what_has_been_loaded(
     eager: ToyBundle, pair: ToyBundle, forkservers: RankForkservers
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,6 +78,59 @@ def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path) -
     assert kiln("run", "kiln-tiny.auto:v1", "Hello", *_ANSWER).last["deployment_id"] == "kiln-tiny"
     assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
     assert kiln("down").last["stopped"]
+
+
+@pytest.mark.slow
+def test_code_takes_over_from_graphs_in_a_chat(kiln: Kiln, home: Path) -> None:
+    """The second question is asked once the code is compiled."""
+    model = _MODELS / "kiln-tiny"
+    command = [KILN, "run", str(model), "--home", str(home), *_ANSWER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("Who are you?\n")
+        chat.stdin.flush()
+        shown = [""]
+        while "Ctrl-C" not in shown[-1]:
+            shown.append(chat.stdout.readline())
+        assert any("the model's graphs answer, up to 1024 tokens" in line for line in shown)
+        first = chat.stdout.readline()
+        (found,) = kiln("ps").last["deployments"]
+        assert found["id"] == "kiln-tiny-quick"
+        wait_for_compiles(kiln, home)
+        rest, _ = chat.communicate("Who are you?\n/reset\nWho are you?\n/bye\n", timeout=_TIMEOUT_S)
+    assert "the model is compiled: from here on its code answers" in rest
+    assert rest.splitlines()[-1] == first.rstrip("\n"), "graphs and code give the same greedy tokens"
+    assert [one["id"] for one in kiln("ps").last["deployments"]] == ["kiln-tiny"]
+    again = kiln("run", model, "Who are you?", *_ANSWER)
+    assert (again.last["deployment_id"], again.last["text"]) == ("kiln-tiny", first.rstrip("\n"))
+
+
+@pytest.mark.slow
+def test_a_command_leaves_code_for_the_next_one(kiln: Kiln, home: Path) -> None:
+    model = _MODELS / "kiln-tiny"
+    quick = kiln("run", model, "Who are you?", *_ANSWER)
+    assert quick.last["deployment_id"] == "kiln-tiny-quick"
+    wait_for_compiles(kiln, home)
+    code = kiln("run", model, "Who are you?", *_ANSWER)
+    assert (code.last["deployment_id"], code.last["text"]) == ("kiln-tiny", quick.last["text"])
+    assert [one["id"] for one in kiln("ps").last["deployments"]] == ["kiln-tiny"]
+
+
+def wait_for_compiles(kiln: Kiln, home: Path) -> None:
+    """Waits until the compiler of the home compiles nothing any more."""
+    address = kiln("ps").last["services"]["compiler"]
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        command = [KILN, "operations", "list", "--json", "--compiler", address]
+        environment = os.environ | {"KILN_HOME": str(home)}
+        listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        if all(operation.get("done") for operation in json.loads(listed)["operations"]):
+            return
+        time.sleep(0.5)
+    raise AssertionError("compiles go on")
 
 
 @pytest.mark.slow

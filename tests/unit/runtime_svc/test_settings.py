@@ -24,6 +24,7 @@ def test_defaults() -> None:
     assert settings.cache == Path("cache").absolute()
     assert settings.num_cores >= 1
     assert (settings.target, settings.threads_per_core, settings.verify_always) == ("cpu", 1, False)
+    assert settings.warm_threads is None
     assert settings.state == settings.cache
     assert settings.deployments_file is None
     assert settings.capture_directory is None
@@ -39,6 +40,7 @@ def test_every_option_is_read() -> None:
             "--target=trn2",
             "--cores=8",
             "--threads-per-core=2",
+            "--warm-threads=4",
             "--state=state",
             "--memory=3GiB",
             "--deployments=deployments.yaml",
@@ -76,6 +78,7 @@ def test_every_option_is_read() -> None:
     assert settings.deployments_file == Path("deployments.yaml").absolute()
     assert settings.capture_directory == Path("captures").absolute()
     assert settings.follow_interval_s == 0.5
+    assert settings.warm_threads == 4
     assert settings.compiler == CompilerEndpoint("127.0.0.1:7001", Path("ca.pem"), Path("c.pem"), Path("k.pem"))
     assert (settings.edge.drain_timeout_s, settings.logs) == (
         1.5,

@@ -14,40 +14,57 @@ from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from kiln.runtime.v1.runtime_pb2 import Deployment
 
 from kiln_client.cli.generate import show_event
+from kiln_client.cli.local_models import PreparationView
 from kiln_client.cli.output import Output
 from kiln_client.cli.signals import blocking_signals
 from kiln_client.completion import Completion, CompletionBuilder
 from kiln_client.errors import KilnError, Unavailable
+from kiln_client.local.quick_start import QuickStart
 from kiln_client.prompts import Prompt, chat
 from kiln_client.runtime import AsyncRuntime
 from kiln_client.streams import AsyncStream
 
 _PROMPT: Final = ">>> "
+#: Reasons for which a quick start's deployment refuses what the one that takes over may answer.
+_FOR_SUCCESSOR: Final = ("PROMPT_TOO_LONG", "DEPLOYMENT_NOT_FOUND")
 _HELP: Final = "/reset forgets the conversation, /bye ends the chat, Ctrl-C ends an answer"
 
 
 class Conversation:
     """The turns of a chat. A model without a chat template has none: it completes each text by itself."""
 
-    def __init__(self, runtime: AsyncRuntime, deployment: Deployment, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        runtime: AsyncRuntime,
+        deployment: Deployment,
+        options: Mapping[str, Any],
+        quick: QuickStart | None = None,
+    ) -> None:
         """Begins a conversation.
 
         Args:
             runtime: Client of the runtime.
             deployment: Deployment that answers.
             options: GenerateOptions.
+            quick: What the deployment belongs to if another one is to take over.
         """
-        self.has_turns = deployment.capabilities.chat
+        self.quick = quick
         self._runtime = runtime
-        self._deployment_id = deployment.id
         self._options = options
-        self._has_session = self.has_turns and deployment.capabilities.sessions
-        self.reset()
+        self._turns: list[dict[str, str]] = []
+        self.move(deployment)
 
     def ask(self, text: str) -> AsyncStream[GenerateResponse]:
         """Sends the conversation with one more turn of the person, which stays only if `keep` follows."""
         prompt: Prompt = chat([*self._turns, {"role": "user", "content": text}]) if self.has_turns else text
-        return self._runtime.generate(self._deployment_id, prompt, **self._options, **self._session)
+        return self._runtime.generate(self.deployment_id, prompt, **self._options, **self._session)
+
+    def move(self, deployment: Deployment) -> None:
+        """Goes on with another deployment, which computes the history again."""
+        self.has_turns = deployment.capabilities.chat
+        self.deployment_id = deployment.id
+        self._has_session = self.has_turns and deployment.capabilities.sessions
+        self._begin_session()
 
     def keep(self, text: str, answered: str) -> None:
         """Remembers a turn of the person, and its answer, as far as it came."""
@@ -55,7 +72,10 @@ class Conversation:
 
     def reset(self) -> None:
         """Forgets every turn, and begins another session of the runtime."""
-        self._turns: list[dict[str, str]] = []
+        self._turns = []
+        self._begin_session()
+
+    def _begin_session(self) -> None:
         self._session: Mapping[str, Any] = {"session_id": f"chat-{uuid4().hex}"} if self._has_session else {}
 
 
@@ -65,6 +85,15 @@ async def answer(output: Output, conversation: Conversation, text: str) -> Compl
     Raises:
         KilnError: The runtime refuses the request, or ends it.
     """
+    try:
+        return await _answer_once(output, conversation, text)
+    except KilnError as error:
+        if not await _moves_on(output, conversation, error):
+            raise
+    return await _answer_once(output, conversation, text)
+
+
+async def _answer_once(output: Output, conversation: Conversation, text: str) -> Completion:
     builder = CompletionBuilder()
     async with conversation.ask(text) as events:
         try:
@@ -99,7 +128,32 @@ async def converse(output: Output, conversation: Conversation) -> None:
             case command if command.startswith("/") and " " not in command:
                 output.remark(f"there is no {command}: {_HELP}")
             case text:
+                if conversation.quick is not None and await conversation.quick.is_compiled():
+                    await _take_over(output, conversation, conversation.quick)
                 await _take_turn(output, conversation, text)
+
+
+async def _moves_on(output: Output, conversation: Conversation, error: KilnError) -> bool:
+    """Whether the deployment that takes over may answer what this one has refused; waits for it if so."""
+    if conversation.quick is None or error.reason not in _FOR_SUCCESSOR:
+        return False
+    output.remark("this takes compiled code: waiting for the compile")
+    return await _take_over(output, conversation, conversation.quick)
+
+
+async def _take_over(output: Output, conversation: Conversation, quick: QuickStart) -> bool:
+    """Moves a conversation to the deployment that takes over, between two requests; returns whether there is one."""
+    conversation.quick = None
+    try:
+        with PreparationView(output) as view:
+            conversation.move(await quick.take_over(view))
+    except KilnError as error:
+        output.error(error)
+        output.remark("the model is not compiled: its graphs go on answering")
+        return False
+    output.event("taken_over", {"deployment_id": conversation.deployment_id})
+    output.remark("the model is compiled: from here on its code answers")
+    return True
 
 
 async def _take_turn(output: Output, conversation: Conversation, text: str) -> None:
@@ -115,7 +169,10 @@ async def _take_turn(output: Output, conversation: Conversation, text: str) -> N
         raise
     except KilnError as error:
         output.end_text()
-        output.error(error)
+        if not pieces and await _moves_on(output, conversation, error):
+            await _take_turn(output, conversation, text)
+        else:
+            output.error(error)
         return
     finally:
         loop.remove_signal_handler(signal.SIGINT)

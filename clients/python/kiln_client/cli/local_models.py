@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import click
-from kiln.bundle.v1.bundle_pb2 import Bundle
 from kiln.compiler.v1.compiler_pb2 import CompileMetadata
 from kiln.runtime.v1.runtime_pb2 import Deployment, LoadProgress
 
@@ -24,7 +23,8 @@ from kiln_client.cli.pull import pull
 from kiln_client.errors import Unavailable
 from kiln_client.local.configuration import Configuration, Given
 from kiln_client.local.lookup import Checkpoint, HubModel, find_checkpoint, find_named
-from kiln_client.local.preparation import compile_model, load_model, take_bundle
+from kiln_client.local.preparation import CompiledModel, ModelBuild, compile_model, load_model, take_bundle
+from kiln_client.local.quick_start import QuickStart, end_quick, is_quicker
 from kiln_client.overrides import apply_overrides, parse_override
 from kiln_client.stack.home import StackRecord, make_home
 
@@ -143,20 +143,53 @@ async def prepare(
         click.UsageError: The model is a bundle, whose configuration cannot change any more.
         KilnError: The model is nowhere, or it cannot be compiled or loaded.
     """
-    if isinstance(model, str):
-        roots = [Path(root) for root in services.model_roots]
-        async with AsyncBundles(services.compiler, **services.connection) as bundles:
-            found = await find_named(model, bundles, roots)
-        if isinstance(found, Bundle) and given.says_something:
-            raise click.UsageError(f"{model} is a bundle: --config, --override and -O come too late")
+    found = await _find(services, model, given)
+    if isinstance(found, Checkpoint):
+        build = await ModelBuild.plan(services, found, given, batch_size=batch_size)
+        compiled = await compile_model(services, build, progress=view)
     else:
-        found = model
-    compiled = (
-        await compile_model(services, found, given, batch_size=batch_size, progress=view)
-        if isinstance(found, Checkpoint)
-        else take_bundle(model if isinstance(model, str) else found.digest, found)
-    )
+        compiled = found
     return await load_model(services, compiled, may_replace=may_replace, progress=view, deployment_id=deployment_id)
+
+
+async def prepare_quickly(
+    services: StackRecord,
+    model: Checkpoint | str,
+    given: Given,
+    batch_size: int,
+    view: PreparationView,
+    *,
+    may_replace: bool,
+) -> Deployment | QuickStart:
+    """Makes a model ready to answer as soon as it can be; takes and raises what `prepare` does.
+
+    Returns:
+        Something that answers until the model is compiled, if that is quicker and the person says nothing of the
+        configuration.
+    """
+    found = await _find(services, model, given)
+    if isinstance(found, CompiledModel):
+        return await load_model(services, found, may_replace=may_replace, progress=view)
+    build = await ModelBuild.plan(services, found, given, batch_size=batch_size)
+    if not given.says_something and await is_quicker(services, build):
+        return await QuickStart.open(services, found, given, build, progress=view)
+    compiled = await compile_model(services, build, progress=view)
+    deployment = await load_model(services, compiled, may_replace=may_replace, progress=view)
+    await end_quick(services, found)
+    return deployment
+
+
+async def _find(services: StackRecord, model: Checkpoint | str, given: Given) -> Checkpoint | CompiledModel:
+    if isinstance(model, Checkpoint):
+        return model
+    roots = [Path(root) for root in services.model_roots]
+    async with AsyncBundles(services.compiler, **services.connection) as bundles:
+        found = await find_named(model, bundles, roots)
+    if isinstance(found, Checkpoint):
+        return found
+    if given.says_something:
+        raise click.UsageError(f"{model} is a bundle: --config, --override and -O come too late")
+    return take_bundle(model, found)
 
 
 class PreparationView:

@@ -13,11 +13,15 @@ from kiln_client.compiler import AsyncCompiler, plan_request
 from kiln_client.errors import ModelTooLarge
 from kiln_client.local.lookup import Checkpoint
 
+#: Longest sequence. Graphs as they are compute all of a bucket, at the golden check, at the load and in each step.
 MAX_SEQ_LEN: Final = 4096
+MAX_GRAPH_SEQ_LEN: Final = 1024
 _STEP_TOKENS: Final = 128
 _SHORTEST_PROMPT: Final = 128
 #: Each bucket costs a compile. With factor 2 there would be twice as many, and a prompt would be padded half as much.
 _BUCKET_FACTOR: Final = 4
+#: Of graphs as they are, whose buckets cost an export, a step of the golden check and one at each load.
+_GRAPH_BUCKET_FACTOR: Final = 8
 
 #: Attributes that say which lengths there are. If a person gives one, the compiler derives the others.
 _LENGTHS: Final = frozenset(
@@ -49,11 +53,13 @@ class Given:
         document: The values, with NxD Inference's names; may be empty.
         is_file: Whether they come from a file, which says everything but the sizes.
         optimization_level: 0 to 2; None takes the compiler's default.
+        is_quick: Whether what is compiled answers short prompts until something better takes over.
     """
 
     document: Mapping[str, Any]
     is_file: bool
     optimization_level: int | None = None
+    is_quick: bool = False
 
     @property
     def says_something(self) -> bool:
@@ -61,10 +67,18 @@ class Given:
         return bool(self.document) or self.optimization_level is not None
 
     @property
-    def skips_padding(self) -> bool:
-        """Whether what is compiled for this host's processor spends no time on padding."""
-        neuron_config = self.document.get("neuron_config") or {}
-        return self.optimization_level != 0 and neuron_config.get("padding_side") != "left"
+    def max_seq_len(self) -> int:
+        """The longest sequence that a configuration gets which gives none."""
+        return MAX_GRAPH_SEQ_LEN if self.optimization_level == 0 else MAX_SEQ_LEN
+
+    def choose_prompt_buckets(self, seq_len: int) -> list[int]:
+        """Chooses few buckets, so that a first compile is short: one if it spends no time on padding."""
+        if self.is_quick:
+            return [min(_SHORTEST_PROMPT, seq_len)]
+        if self.optimization_level == 0:
+            return _grow(_SHORTEST_PROMPT, seq_len, _GRAPH_BUCKET_FACTOR)
+        pads_left = (self.document.get("neuron_config") or {}).get("padding_side") == "left"
+        return _grow(_SHORTEST_PROMPT, seq_len, _BUCKET_FACTOR) if pads_left else [seq_len]
 
     @property
     def build_options(self) -> BuildOptions:
@@ -115,30 +129,23 @@ async def configure(
     }
     if "seq_len" not in said:
         planned = {**given.document, "neuron_config": derived | said}
-        derived["seq_len"] = await _find_seq_len(compiler, model, planned, memory_bytes, given.build_options)
+        fitting = await _find_seq_len(compiler, model, planned, memory_bytes, given.build_options)
+        derived["seq_len"] = min(fitting, given.max_seq_len)
     if not given.is_file and not said.keys() & _LENGTHS:
-        buckets = choose_buckets((derived | said)["seq_len"], skips_padding=given.skips_padding)
+        seq_len = (derived | said)["seq_len"]
+        buckets = {
+            "context_encoding_buckets": given.choose_prompt_buckets(seq_len),
+            "token_generation_buckets": [seq_len],
+        }
         derived |= {"enable_bucketing": True, **buckets}
     return Configuration({**given.document, "neuron_config": derived | said}, derived)
 
 
-def choose_buckets(seq_len: int, *, skips_padding: bool) -> dict[str, list[int]]:
-    """Chooses few buckets, so that a first compile is short.
-
-    Args:
-        seq_len: Longest sequence, in tokens; the last bucket of both submodels.
-        skips_padding: Whether executables spend no time on padding, so that one serves prompts of all lengths.
-            Otherwise their buckets are each four times as long as the one before.
-    """
-    prompts = [seq_len] if skips_padding else _grow(_SHORTEST_PROMPT, seq_len)
-    return {"context_encoding_buckets": prompts, "token_generation_buckets": [seq_len]}
-
-
-def _grow(shortest: int, longest: int) -> list[int]:
+def _grow(shortest: int, longest: int, factor: int) -> list[int]:
     buckets = []
-    while shortest * _BUCKET_FACTOR <= longest:
+    while shortest * factor <= longest:
         buckets.append(shortest)
-        shortest *= _BUCKET_FACTOR
+        shortest *= factor
     return [*buckets, longest]
 
 

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from kiln.bundle.v1.bundle_pb2 import Bundle
-from kiln.compiler.v1.compiler_pb2 import CompileMetadata
+from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileRequest, CompileResponse
 from kiln.runtime.v1.runtime_pb2 import Deployment, LoadProgress
 
 from kiln_client.compiler import AsyncCompiler, compile_request
@@ -63,31 +63,61 @@ class CompiledModel:
     num_ranks: int
 
 
-async def compile_model(
-    services: StackRecord, model: Checkpoint, given: Given, *, batch_size: int, progress: Progress
-) -> CompiledModel:
-    """Compiles a checkpoint for this host, or finds the bundle in the cache. Cancelling it cancels the compile.
+@dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """What a compile of a checkpoint is to make: its bundle is called `NAME.auto`, so that NAME goes on to mean the
+    checkpoint, as it is when it is asked for.
 
-    Its bundle is called `NAME.auto`, so that NAME goes on to mean the checkpoint, as it is when it is asked for.
+    Attributes:
+        name: Id of the deployment, unless another bundle has it.
+        configuration: What to compile.
+        request: Asks the compiler for it.
+    """
+
+    name: str
+    configuration: Configuration
+    request: CompileRequest
+
+    @classmethod
+    async def plan(
+        cls, services: StackRecord, model: Checkpoint, given: Given, *, batch_size: int, suffix: str = ""
+    ) -> Self:
+        """Configures a checkpoint for this host.
+
+        Args:
+            services: The services of the home.
+            model: What to compile.
+            given: What the person says of the configuration.
+            batch_size: Rows of the KV cache, if the person gives none.
+            suffix: Behind the names of the bundle and the deployment.
+        """
+        async with AsyncRuntime(services.runtime, **services.connection) as runtime:
+            memory_bytes = (await runtime.get_server_info()).total_memory_bytes
+        async with AsyncCompiler(services.compiler, **services.connection) as compiler:
+            configuration = await configure(compiler, model, given, batch_size=batch_size, memory_bytes=memory_bytes)
+        request = compile_request(
+            f"{model.name}{suffix}{_AUTO}", str(model.path), configuration.document, **given.build_options
+        )
+        return cls(f"{model.name}{suffix}", configuration, request)
+
+    def take(self, response: CompileResponse) -> CompiledModel:
+        """Takes what the compiler has made."""
+        ref = f"{response.name}:v{response.version}"
+        return CompiledModel(self.name, ref, response.digest, self.configuration.num_ranks)
+
+
+async def compile_model(services: StackRecord, build: ModelBuild, *, progress: Progress) -> CompiledModel:
+    """Compiles a checkpoint for this host, or finds the bundle in the cache. Cancelling it cancels the compile.
 
     Args:
         services: The services of the home.
-        model: What to compile.
-        given: What the person says of the configuration.
-        batch_size: Rows of the KV cache, if the person gives none.
+        build: What to compile.
         progress: Told what happens.
     """
-    async with AsyncRuntime(services.runtime, **services.connection) as runtime:
-        memory_bytes = (await runtime.get_server_info()).total_memory_bytes
+    progress.configured(build.configuration)
     async with AsyncCompiler(services.compiler, **services.connection) as compiler:
-        configuration = await configure(compiler, model, given, batch_size=batch_size, memory_bytes=memory_bytes)
-        progress.configured(configuration)
-        request = compile_request(
-            f"{model.name}{_AUTO}", str(model.path), configuration.document, **given.build_options
-        )
-        response = await compiler.compile(request, on_progress=progress.compiled, on_lost=progress.lost)
-    ref = f"{response.name}:v{response.version}"
-    return CompiledModel(model.name, ref, response.digest, configuration.num_ranks)
+        response = await compiler.compile(build.request, on_progress=progress.compiled, on_lost=progress.lost)
+    return build.take(response)
 
 
 def take_bundle(ref: str, bundle: Bundle) -> CompiledModel:
@@ -131,11 +161,7 @@ async def load_model(
             except AlreadyExists:  # another command loads it, too: `_find_place` waits for that one
                 continue
             except ResourceExhausted as error:
-                if (
-                    not may_replace
-                    or error.reason not in _SHORT_OF
-                    or (old := await _find_idle(runtime, error)) is None
-                ):
+                if not may_replace or (old := await _find_idle(runtime, error)) is None:
                     raise
                 await runtime.unload_bundle(old.id, in_flight="wait")
                 progress.unloaded(old.id)
@@ -156,7 +182,7 @@ async def _find_place(
         if is_right and deployment.state == Deployment.STATE_READY and _serves(deployment, model.digest):
             return deployment
     old = deployments.get(name)
-    if old is not None and (_is_idle(old) if may_replace else old.state == Deployment.STATE_FAILED):
+    if old is not None and (is_idle(old) if may_replace else old.state == Deployment.STATE_FAILED):
         await runtime.unload_bundle(old.id)
         del deployments[old.id]
     if deployment_id in deployments:
@@ -172,7 +198,7 @@ async def _find_idle(runtime: AsyncRuntime, shortage: ResourceExhausted) -> Depl
     """
     if shortage.reason not in _SHORT_OF:
         return None
-    idle = [one for one in await runtime.list_deployments() if _is_of_checkpoint(one) and _is_idle(one)]
+    idle = [one for one in await runtime.list_deployments() if _is_of_checkpoint(one) and is_idle(one)]
     freed_bytes = sum(one.weights_bytes + one.kv_bytes for one in idle)
     if freed_bytes < int(shortage.metadata.get("missing_bytes", 0)):
         return None
@@ -183,7 +209,8 @@ def _is_of_checkpoint(deployment: Deployment) -> bool:
     return all(role.bundle_ref.rpartition(":")[0].endswith(_AUTO) for role in deployment.roles)
 
 
-def _is_idle(deployment: Deployment) -> bool:
+def is_idle(deployment: Deployment) -> bool:
+    """Whether a deployment answers no request, and none waits."""
     return not deployment.load.used_slots and not deployment.load.queued_requests
 
 

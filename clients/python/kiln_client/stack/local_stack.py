@@ -56,4 +56,6 @@ def local_config(
         stop_timeout_s=STOP_TIMEOUT_S,
         allow_insecure=allow_insecure,
         is_detached=is_detached,
+        # Models of one rank, which is most, get every processor that there is.
+        warm_threads=len(os.sched_getaffinity(0)),
     )

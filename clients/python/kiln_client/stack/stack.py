@@ -56,6 +56,7 @@ class StackConfig:
         runtime_address: `host:port` to bind; port 0 takes a free one.
         num_cores: Logical cores of the runtime; None takes the runtime's default, all cores of the host.
         threads_per_core: Number of threads of each rank; None takes the runtime's default.
+        warm_threads: Threads of ranks for which the runtime loads what they need at its start; None loads nothing.
         memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
         deployments_path: File that declares the runtime's deployments; None leaves them to calls.
         capture_path: Directory of captured inputs; None allows no captures.
@@ -95,6 +96,7 @@ class StackConfig:
     target: str | None = None
     logical_core_size: int | None = None
     neuron_python: Path | None = None
+    warm_threads: int | None = None
 
     @property
     def store_path(self) -> Path:
@@ -249,6 +251,7 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         "--target": config.target,
         "--logical-core-size": config.logical_core_size,
         "--threads-per-core": config.threads_per_core,
+        "--warm-threads": config.warm_threads,
         "--memory": config.memory,
         "--deployments": config.deployments_path,
         "--capture-directory": config.capture_path,

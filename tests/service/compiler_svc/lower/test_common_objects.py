@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,26 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
+import torch
 from torch._inductor.exc import CppCompileError
 
 from bundle.manifest import Target
-from compiler_svc.lower.common_objects import TEMPLATE_DECLARATIONS, compile_once
+from compiler_svc.lower import common_objects
+from compiler_svc.lower.attend import compile_attend_kernel
+from compiler_svc.lower.common_objects import (
+    HEADERS,
+    TEMPLATE_DECLARATIONS,
+    compile_interface,
+    compile_once,
+    precompile_header,
+)
 from compiler_svc.lower.inductor import steered
-from compiler_svc.lower.job import LoweringJob, LoweringOptions
+from compiler_svc.lower.job import PREBUILT, LoweringJob, LoweringOptions
+from compiler_svc.lower.linear import compile_linear_kernel
+from compiler_svc.lower.top import compile_top_kernel
+from compiler_svc.planning.code_digest import LOWERING_CODE, list_sources
 from targets.cpu import GXX, X86_64
+from targets.isa import NATIVE
 from tests.repository import ROOT
 
 pytestmark = pytest.mark.toolchain
@@ -61,6 +75,47 @@ def test_jobs_share_an_object(make_job: MakeJob, tmp_path: Path) -> None:
     library = tmp_path / "answer.so"
     subprocess.run([GXX.find(), "-shared", path, "-o", library], check=True)
     assert ctypes.CDLL(str(library)).answer() == 42
+
+
+def test_what_was_installed_is_taken(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compile_for(first := make_job("first"))
+    monkeypatch.setattr(common_objects, "PREBUILT", installed := tmp_path / "installed")
+    first.cache_dir.rename(installed)
+    job = make_job("second")
+    assert compile_for(job) == installed / "objects" / path.name
+    assert list(job.cache_dir.iterdir()) == []
+    assert not list(job.directory.glob("answer*")), "something was compiled"
+
+
+def test_another_compiler_makes_its_own(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = compile_for(first := make_job("first")).name
+    monkeypatch.setattr(common_objects, "PREBUILT", tmp_path / "installed")
+    first.cache_dir.rename(tmp_path / "installed")
+    other = tmp_path / "bin" / GXX.name
+    other.parent.mkdir()
+    other.write_text(f'#!/bin/sh\ncase "$*" in -dumpfullversion) echo 1.2.3;; *) exec {GXX.find()} "$@";; esac\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
+    job = make_job("second")
+    path = compile_for(job)
+    assert path.is_relative_to(job.cache_dir)
+    assert path.name != installed
+    assert list((tmp_path / "installed/objects").glob("*.o")) == [tmp_path / "installed/objects" / installed]
+
+
+@pytest.mark.skipif(not PREBUILT.exists(), reason="needs what `python -m compiler_svc.lower.prebuilt` makes")
+def test_what_set_up_installs_is_all_that_libraries_share(make_job: MakeJob) -> None:
+    job = make_job("one", isa=X86_64.resolve(NATIVE))
+    with steered(job):
+        paths = [
+            compile_interface(job),
+            compile_linear_kernel(job),
+            compile_top_kernel(job),
+            compile_attend_kernel(job, (torch.float32, torch.float32)),
+            *(precompile_header(job, header, is_wrapper=is_wrapper) for header, is_wrapper in HEADERS.items()),
+        ]
+    assert [path for path in paths if not path.is_relative_to(PREBUILT)] == []
+    assert not set(PREBUILT.rglob("*")) & set(list_sources(LOWERING_CODE)), "they would change the keys of the cache"
 
 
 def test_libraries_leave_the_templates_of_regular_expressions_to_the_interface(make_job: MakeJob) -> None:
