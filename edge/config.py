@@ -12,6 +12,7 @@ import grpc
 
 from edge.access.config import AccessConfig
 from edge.access.errors import AnonymousRefused
+from edge.access.principal import Principal
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
 
 #: Connections at once, unless an option or the limit of open files says otherwise.
@@ -50,6 +51,21 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalListener:
+    """A second address, for a program of this host that shows no token: whoever calls there is one principal.
+
+    gRPC closes connections from other hosts to it. TLS and tokens are for `EdgeConfig.address`.
+
+    Attributes:
+        address: `host:port` on loopback; port 0 lets the system choose a free one.
+        principal: Who calls there.
+    """
+
+    address: str
+    principal: Principal
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeConfig:
     """The configuration of one server.
 
@@ -71,6 +87,7 @@ class EdgeConfig:
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
         access: How the server tells its clients apart.
+        local_listener: The second address; None listens at `address` alone.
         reflection: Whether clients may ask for the API.
         metrics_address: `host:port` of the metrics; None serves none.
         trace_endpoint: URL that takes traces, OTLP over HTTP; None exports none.
@@ -98,12 +115,14 @@ class EdgeConfig:
     tls: TlsConfig | None = None
     allow_insecure: bool = False
     access: AccessConfig = field(default_factory=AccessConfig)
+    local_listener: LocalListener | None = None
     reflection: bool = True
     metrics_address: str | None = None
     trace_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        for address in (self.address, self.metrics_address):
+        local = None if self.local_listener is None else self.local_listener.address
+        for address in (self.address, self.metrics_address, local):
             if address is None:
                 continue
             match = _ADDRESS.fullmatch(address)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from edge.access.config import AccessConfig
-from edge.config import MAX_CONNECTIONS, EdgeConfig, TlsConfig
+from edge.config import MAX_CONNECTIONS, EdgeConfig, LocalListener, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.logs import LEVELS, LogConfig
 
@@ -199,8 +199,8 @@ def read_log_config(options: Any) -> LogConfig:
     )
 
 
-def read_edge_config(options: Any) -> EdgeConfig:
-    """Makes the server's configuration from the values of `SERVER_OPTIONS`.
+def read_edge_config(options: Any, *, local_listener: LocalListener | None = None) -> EdgeConfig:
+    """Makes the server's configuration from the values of `SERVER_OPTIONS`, and the second address if it has one.
 
     Raises:
         OptionsInvalid: Values contradict each other.
@@ -219,6 +219,7 @@ def read_edge_config(options: Any) -> EdgeConfig:
         tls=tls,
         allow_insecure=options.allow_insecure,
         access=_read_access_config(options),
+        local_listener=local_listener,
         reflection=options.reflection,
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,

@@ -130,6 +130,8 @@ class EdgeServer:
         self._access_log = AccessLogInterceptor()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
+        #: Port of the local listener; None if there is none.
+        self.local_port: int | None = None
         self._port: int | None = None
         self._calls = RunningCalls(
             services,
@@ -141,12 +143,14 @@ class EdgeServer:
         )
         # Without it, everyone may do everything: a server that tells no clients apart has nothing to check.
         self._access: AccessInterceptor | None = None
-        if config.can_authenticate:
+        local = config.local_listener
+        if config.can_authenticate or local is not None:
             self._access = AccessInterceptor(
                 config.access,
                 rules,
                 is_required=config.requires_principal,
                 has_client_ca=config.has_client_ca,
+                local_principal=None if local is None else local.principal,
                 request_limit=request_limit,
                 stall_timeout_s=config.stall_timeout_s,
             )
@@ -182,18 +186,24 @@ class EdgeServer:
         if self._access is not None:
             await self._access.start()
         credentials = self._config.tls.load() if self._config.tls is not None else None
-        try:
-            if credentials is None:
-                port = self._server.add_insecure_port(self._config.address)
-            else:
-                port = self._server.add_secure_port(self._config.address, credentials)
-        except RuntimeError as error:
-            raise AddressUnavailable(self._config.address) from error
-        self._port = port
+        self._port = port = self._listen(self._config.address, credentials)
+        local = self._config.local_listener
+        if local is not None:
+            self.local_port = self._listen(local.address, grpc.local_server_credentials())
         await self.health.publish()
         await self._server.start()
         _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
+        if local is not None:
+            _log.info("listening for one principal", port=self.local_port, principal=local.principal.name)
         return port
+
+    def _listen(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise AddressUnavailable(address) from error
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
@@ -243,10 +253,13 @@ class EdgeServer:
                 "gauge",
                 "Connections of clients",
                 (),
-                lambda: [] if self._port is None else [((), count_connections(self._port))],
+                lambda: [] if self._port is None else [((), self._count_connections())],
                 is_slow=True,
             ),
         ]
+
+    def _count_connections(self) -> int:
+        return sum(count_connections(port) for port in (self._port, self.local_port) if port is not None)
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from bundle.manifest import TargetKind
-from edge.config import EdgeConfig
+from edge.access.principal import Principal, Scope
+from edge.config import EdgeConfig, LocalListener, is_loopback
 from edge.errors import OptionsInvalid
 from edge.logs import LogConfig
 from edge.memory import measure_memory
@@ -38,6 +39,9 @@ from targets.registry import TARGETS
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
 _MEMORY_SHARE: Final = 0.8
+
+#: Who calls at `gateway-address`: a gateway shows no token, and asks its own clients for one.
+_GATEWAY: Final = Principal("gateway", frozenset({Scope.INFER}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,13 @@ class Settings:
 
 OPTIONS: Final = (
     *SERVER_OPTIONS,
+    Option(
+        "gateway-address",
+        ADDRESS,
+        "a second address, on loopback, for a gateway on this host: its calls need no token, and are those of the "
+        "principal `gateway` with the scope `infer`; all who reach the address have that",
+        default_text="nowhere",
+    ),
     Option("compiler", ADDRESS, "the BundleService; needed unless `bundles` is given"),
     Option(
         "bundles",
@@ -256,7 +267,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     """
     options = read_options("runtime", OPTIONS, arguments, environment)
     return Settings(
-        edge=read_edge_config(options),
+        edge=read_edge_config(options, local_listener=_read_gateway_listener(options)),
         compiler=_read_endpoint(options),
         bundles=tuple(path.absolute() for path in options.bundles),
         store=_absolute(options.bundle_store),
@@ -288,6 +299,16 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),
         logs=read_log_config(options),
     )
+
+
+def _read_gateway_listener(options: Any) -> LocalListener | None:
+    address = options.gateway_address
+    if address is None:
+        return None
+    if not is_loopback(address):
+        accepted = "HOST:PORT on loopback, such as 127.0.0.1:50053"
+        raise OptionsInvalid([FieldViolation("gateway-address", repr(address), accepted)])
+    return LocalListener(address, _GATEWAY)
 
 
 def _read_core_size(options: Any, environment: Mapping[str, str]) -> int:

@@ -33,6 +33,9 @@ from edge.rpc_handlers import Context, wrap_handler
 #: The key of metadata that carries `Bearer TOKEN`.
 TOKEN_KEY: Final = "authorization"
 _SCHEME: Final = "bearer"
+#: What gRPC says of a connection to a port with its credentials for local clients.
+_CONNECTION_KEY: Final = "transport_security_type"
+_LOCAL: Final = [b"local"]
 #: When a principal that has too many streams may try again.
 STREAM_RETRY_S: Final = 1.0
 
@@ -56,6 +59,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         *,
         is_required: bool,
         has_client_ca: bool,
+        local_principal: Principal | None = None,
         request_limit: Callable[[], RequestLimit] | None = None,
         stall_timeout_s: float | None = None,
     ) -> None:
@@ -66,6 +70,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             rules: What the methods of the services need.
             is_required: Whether calls without a principal are refused.
             has_client_ca: Whether clients show certificates.
+            local_principal: Who calls at the port with gRPC's credentials for local clients, if there is one.
             request_limit: See `wrap_handler`.
             stall_timeout_s: See `wrap_handler`.
         """
@@ -73,6 +78,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self.refused: Counter[str] = Counter()
         self._rules = {**SERVER_RULES, **rules}
         self._is_required = is_required
+        self._local_principal = local_principal
         self._request_limit = request_limit
         self._stall_timeout_s = stall_timeout_s
         self._streams = PrincipalQuota("streams", config.max_streams, retry_after_s=STREAM_RETRY_S)
@@ -154,9 +160,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             raise
 
     async def _identify(self, context: Context) -> Principal:
+        connection = context.auth_context()
+        if self._local_principal is not None and connection.get(_CONNECTION_KEY) == _LOCAL:
+            return self._local_principal
         certified = None
         if self._certificates is not None:
-            certified = await self._certificates.identify(context.auth_context())
+            certified = await self._certificates.identify(connection)
         if self._tokens is not None:
             token = _find_token(context.invocation_metadata() or ())
             if token is not None:

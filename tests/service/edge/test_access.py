@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,12 +23,13 @@ from compiler_svc.api.access_rules import RULES
 from edge.access import changing_file
 from edge.access.config import AccessConfig
 from edge.access.errors import KeySetInvalid
+from edge.access.principal import Principal, Scope
 from edge.access.rules import Rules
-from edge.config import EdgeConfig
+from edge.config import EdgeConfig, LocalListener
 from edge.server import EdgeServer
 from edge.status import BUNDLE_STATUSES
 from tests.hang_guard import HANG_S
-from tests.servers.probe import GET, READ, SERVICE, Probe, check_health, stub
+from tests.servers.probe import GET, READ, SERVICE, Probe, check_health, make_server, stub
 from tests.servers.probe import serve as serve_open
 from tests.servers.runtime import details_of
 from tests.servers.tokens import (
@@ -319,3 +321,30 @@ async def test_streams_of_one_principal_are_bounded(tmp_path: Path, logs: Logs) 
         for one in (*held, stream):
             one.cancel()
     assert audit(logs)[0]["reason"] == "PRINCIPAL_BUSY"
+
+
+async def test_a_local_listener_is_for_programs_of_this_host(tmp_path: Path) -> None:
+    """Whatever its address: gRPC itself closes other connections."""
+    elsewhere = find_other_address()
+    listener = LocalListener("0.0.0.0:0", Principal("program", frozenset({Scope.LOAD})))
+    access = AccessConfig(jwks=str(write_jwks(tmp_path / "jwks.json", [KEY])), is_required=True)
+    config = EdgeConfig("127.0.0.1:0", access=access, local_listener=listener, allow_insecure=True)
+    server = make_server(Probe(), config, rules=RULES)
+    try:
+        await server.start()
+        for host, code in (("127.0.0.1", None), (elsewhere, grpc.StatusCode.UNAVAILABLE)):
+            async with grpc.aio.insecure_channel(f"{host}:{server.local_port}") as channel:
+                answer = stub(channel).GetBundle(GET, timeout=HANG_S)
+                assert await answer.code() is (code or grpc.StatusCode.OK)
+    finally:
+        await server.drain()
+
+
+def find_other_address() -> str:
+    """An address of this host that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this host has no network")
+        return str(probe.getsockname()[0])

@@ -11,7 +11,9 @@ import pytest
 import structlog
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
+from kiln.runtime.v1 import runtime_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2 as engine
+from smg_grpc_proto import vllm_engine_pb2_grpc
 from structlog.testing import capture_logs
 
 from tests.servers.runtime import Runtime, details_of, serve_runtime, token_request
@@ -36,7 +38,8 @@ def logs() -> Iterator[list[dict[str, Any]]]:
 async def served(tmp_path: Path) -> AsyncIterator[Runtime]:
     """A runtime that verifies tokens, with deployments `chat` and `code`."""
     jwks = write_jwks(tmp_path / "jwks.json", [KEY])
-    async with serve_runtime(tmp_path, f"--auth-jwks={jwks}", "--engine-deployment=chat") as started:
+    options = (f"--auth-jwks={jwks}", "--engine-deployment=chat", "--gateway-address=127.0.0.1:0")
+    async with serve_runtime(tmp_path, *options) as started:
         await started.deploy("chat")
         await started.deploy("code")
         yield started
@@ -129,3 +132,22 @@ async def test_the_engine_api_is_bound_to_the_deployment_that_it_speaks_for(serv
             await anext(aiter(stub.Generate(make_request([1, 2]), metadata=metadata)))
         assert details_of(caught.value)[0].reason == reason
     await stub.HealthCheck(engine.HealthCheckRequest())
+
+
+async def test_who_calls_at_the_gateways_address_may_infer_and_no_more(
+    served: Runtime, logs: list[dict[str, Any]]
+) -> None:
+    logs.clear()
+    unload = runtime.UnloadBundleRequest(deployment_id="code")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.edge.local_port}") as channel:
+        parts = vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(make_request([1, 2]))
+        assert [part async for part in parts][-1].HasField("complete")
+        # A token does not count here: all who reach the address are one.
+        for metadata in ((), allow("load infer", "*")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await runtime_pb2_grpc.RuntimeServiceStub(channel).UnloadBundle(unload, metadata=metadata)
+            info, _ = details_of(caught.value)
+            assert (info.reason, info.metadata["principal"]) == ("SCOPE_MISSING", "gateway")
+    assert [log["principal"] for log in logs if log["event"] == "refused"] == ["gateway", "gateway"]
+    assert [log["principal"] for log in logs if log["event"] == "call"] == ["gateway"] * 3
+    await call(served, "UnloadBundle", unload, ())

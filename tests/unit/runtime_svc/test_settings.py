@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import OptionsInvalid, PlaintextRefused
+from edge.access.principal import Principal, Scope
+from edge.config import LocalListener
+from edge.errors import AddressInvalid, OptionsInvalid, PlaintextRefused
 from edge.logs import LogConfig
 from edge.memory import measure_memory
 from runtime_svc.bundles.channel import CompilerEndpoint
@@ -109,6 +111,18 @@ def test_plaintext_stays_on_loopback() -> None:
         parse_settings(["--address=0.0.0.0:0", *REQUIRED[1:]])
     allowed = ["--allow-insecure", "--allow-anonymous"]
     assert parse_settings(["--address=0.0.0.0:0", *allowed, *REQUIRED[1:]]).edge.allow_insecure
+
+
+def test_a_gateway_is_on_this_host() -> None:
+    assert parse_settings(REQUIRED, {}).edge.local_listener is None
+    listener = parse_settings([*REQUIRED, "--gateway-address=127.0.0.1:50054"], {}).edge.local_listener
+    assert listener == LocalListener("127.0.0.1:50054", Principal("gateway", frozenset({Scope.INFER})))
+    for address in ("0.0.0.0:50054", "[::]:50054", "192.168.1.7:1", "gateway:1"):
+        with pytest.raises(OptionsInvalid, match=r"gateway-address.*accepted: HOST:PORT on loopback") as caught:
+            parse_settings([*REQUIRED, "--allow-insecure", f"--gateway-address={address}"], {})
+        assert address in str(caught.value)
+    with pytest.raises(AddressInvalid):
+        parse_settings([*REQUIRED, "--gateway-address=127.0.0.1:65536"], {})
 
 
 def test_plaintext_to_the_compiler_stays_on_loopback() -> None:
