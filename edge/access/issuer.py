@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import os
+import secrets
 import sys
 import time
 import uuid
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             replace_file(options.out, token.encode() + b"\n", _PRIVATE)
+        if options.api_key is not None:
+            _write_once(options.api_key, secrets.token_urlsafe().encode() + b"\n")
     except (SigningKeyInvalid, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -125,6 +128,9 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jwks", type=Path, metavar="FILE", help=f"file of the public key; default: DIRECTORY/{JWKS_NAME}"
     )
+    parser.add_argument(
+        "--api-key", type=Path, metavar="FILE", help="file of a random key for a gateway, made unless it is there"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of the token; default: standard output")
     return parser
 
@@ -135,12 +141,17 @@ def _open_key(path: Path) -> Ed25519PrivateKey:
     made = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    new = _write_new(path, made, _PRIVATE)
+    _write_once(path, made)
+    return _read_key(path)
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Writes a private file unless it is there."""
+    new = _write_new(path, data, _PRIVATE)
     # Unlike a rename, leaves a key alone that another process has made meanwhile.
     with suppress(FileExistsError):
         path.hardlink_to(new)
     new.unlink()
-    return _read_key(path)
 
 
 def _read_key(path: Path) -> Ed25519PrivateKey:

@@ -88,6 +88,17 @@ async def test_issuers_that_start_at_once_share_a_key(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "auth").iterdir()} == {"key.pem", "jwks.json"}
 
 
+def test_an_api_key_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "api-key"
+    words = ("--subject", "ada", "--scope", "infer", "--api-key", str(path))
+    issue(tmp_path / "auth", *words)
+    key = path.read_text()
+    assert len(key.strip()) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    issue(tmp_path / "auth", *words)
+    assert path.read_text() == key
+
+
 def test_the_token_is_printed_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--subject", "ada", "--scope", "admin"]) == 0
     claims = jwt.decode(capsys.readouterr().out.strip(), options={"verify_signature": False})
