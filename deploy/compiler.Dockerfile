@@ -31,13 +31,15 @@ RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt /wheels/*.whl
 # The library is optional for pip; without it no bundle of several ranks is verified.
 RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
+# What no service needs: torch's tests, and pip.
+RUN rm -r /opt/kiln/lib/python3.11/site-packages/torch/test && find /opt/kiln/lib/python3.11/site-packages/torch/bin -type f ! -name torch_shm_manager -delete && /opt/kiln/bin/python -m pip uninstall --yes pip
 
 FROM ${PYTHON_IMAGE}
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 # One user id in both images: what the compiler publishes in the shared store, the runtime may read.
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/kiln --shell /usr/sbin/nologin kiln
 # A volume that is mounted here for the first time takes over this owner and mode.
-RUN install --directory --mode 0700 --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/state /var/lib/kiln/cache /var/lib/kiln/keys /var/lib/kiln/auth
+RUN install --directory --mode 0700 --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/state /var/lib/kiln/cache /var/lib/kiln/keys /var/lib/kiln/auth /var/lib/kiln/gateway
 COPY --from=build /opt/kiln /opt/kiln
 USER 10001:10001
 WORKDIR /var/lib/kiln
