@@ -13,6 +13,9 @@ from tests.repository import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
 TLS = ROOT / "deploy" / "tls.yml"
+PROGRAM = Path(sys.executable).with_name("docker-compose")
+#: Without this host's own settings of the compose file.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
 
 
 def resolve(*files: Path, **variables: str) -> dict[str, Any]:
@@ -21,11 +24,9 @@ def resolve(*files: Path, **variables: str) -> dict[str, Any]:
     Raises:
         CalledProcessError: Compose refuses them; `stderr` says why.
     """
-    program = Path(sys.executable).with_name("docker-compose")
     words = [word for file in files for word in ("--file", str(file))]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")} | variables
-    command = [str(program), *words, "config", "--format", "json"]
-    output = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
+    command = [str(PROGRAM), *words, "config", "--format", "json"]
+    output = subprocess.run(command, check=True, env=ENVIRONMENT | variables, capture_output=True, text=True).stdout
     model: dict[str, Any] = json.loads(output)
     return model
 

@@ -37,8 +37,9 @@ def test_arguments_are_those_of_the_service(name: str) -> None:
     settings = settings_of(name, service)
     port = int(settings.edge.address.rpartition(":")[2])
     assert settings.edge.host == "0.0.0.0"
-    assert [published["target"] for published in service["ports"]] == [port]
-    assert [published["host_ip"] for published in service["ports"]] == ["127.0.0.1"]
+    gateways = [50053] if name == "runtime" else []
+    assert [published["target"] for published in service["ports"]] == [port, *gateways]
+    assert {published["host_ip"] for published in service["ports"]} == {"127.0.0.1"}
     exposed = dockerfile.parse_file(str(ROOT / service["build"]["dockerfile"]))
     assert [command.value for command in exposed if command.cmd == "EXPOSE"] == [(str(port),)]
     assert service["healthcheck"]["test"][-1].endswith(f":{port}")
@@ -147,11 +148,32 @@ def test_everything_written_is_on_a_volume(name: str) -> None:
     assert [path for path in written if not any(path.startswith(target) for target in (*writable, *read_only))] == []
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, "gateway"])
 def test_the_service_is_restarted_and_has_no_privileges(name: str) -> None:
-    service = resolve(COMPOSE)["services"][name]
+    service = resolve(COMPOSE, COMPOSE_PROFILES="openai")["services"][name]
     assert (service["restart"], service["init"], service["cap_drop"]) == ("unless-stopped", True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"]
+
+
+@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, TLS)], ids=["plain", "tls"])
+def test_the_gateway_calls_the_runtimes_loopback_with_nothing_of_its_own(
+    files: tuple[Path, ...], tmp_path: Path
+) -> None:
+    assert "gateway" not in resolve(COMPOSE)["services"], "most clients speak gRPC"
+    services = resolve(*files, COMPOSE_PROFILES="openai", KILN_CERTIFICATES=str(tmp_path))["services"]
+    gateway, runtime = services["gateway"], settings_of("runtime", services["runtime"])
+    assert gateway["network_mode"] == "service:runtime"
+    assert "environment" not in gateway
+    options = dict(word.removeprefix("--").split("=", 1) for word in gateway["command"] if "=" in word)
+    assert options["runtime"] == runtime.edge.local_listener.address
+    assert options["port"] in [published["published"] for published in services["runtime"]["ports"]]
+    certificate = None if runtime.edge.tls is None else str(runtime.edge.tls.certificate_path)
+    assert options.get("tls-cert-path") == certificate
+    (key,) = (word.partition("=")[2] for word in services["issuer"]["command"] if word.startswith("--api-key="))
+    assert options["api-key-file"] == key
+    mounts = {mount["target"]: mount.get("read_only", False) for mount in gateway["volumes"]}
+    assert {target: mounts[target] for target in mounts if target != "/etc/kiln"} == {str(Path(key).parent): True}
 
 
 class TestNeuron:
@@ -202,6 +224,7 @@ def test_what_may_be_set(tmp_path: Path) -> None:
         KILN_BIND="0.0.0.0",
         KILN_COMPILER_PORT="7001",
         KILN_RUNTIME_PORT="7002",
+        KILN_GATEWAY_PORT="7003",
         KILN_CORES="8",
         KILN_THREADS_PER_CORE="3",
         KILN_MODELS=str(tmp_path),
@@ -211,7 +234,8 @@ def test_what_may_be_set(tmp_path: Path) -> None:
         KILN_TORCH_INDEX="https://mirror.invalid/cpu",
     )
     compiler, runtime = (model["services"][name] for name in SERVICES)
-    assert [service["ports"][0]["published"] for service in (compiler, runtime)] == ["7001", "7002"]
+    published = [port["published"] for service in (compiler, runtime) for port in service["ports"]]
+    assert published == ["7001", "7002", "7003"]
     assert [service["mem_limit"] for service in (compiler, runtime)] == [str(1 << 30), str(2 << 30)]
     settings = settings_of("runtime", runtime)
     assert (settings.num_cores, settings.threads_per_core) == (8, 3)
