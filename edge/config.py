@@ -52,7 +52,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LocalListener:
-    """A second address, for a program of this host that shows no token: whoever calls there is one principal.
+    """A second address, for a program of this host that shows no token: all callers there are one principal.
 
     gRPC closes connections from other hosts to it. TLS and tokens are for `EdgeConfig.address`.
 

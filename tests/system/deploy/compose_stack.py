@@ -91,7 +91,7 @@ class ComposeStack:
         return Runtime(self.addresses["RUNTIME"], tls=self._tls, token=self.token() if token is None else token)
 
     def token(self) -> str:
-        """A token for everything, as the compose file says to make one; empty if nobody issues any."""
+        """A token for everything, as the compose file says to make one; empty if there is no issuer."""
         if self._token is None:
             scopes = [f"--scope={scope}" for scope in SCOPES]
             issues = "issuer" in self.compose("config", "--services").split()
