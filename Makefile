@@ -6,7 +6,7 @@ DISTRIBUTIONS := protos bundle targets edge execution compiler_svc runtime_svc c
 # Names and versions of all that is installed, but for torch, whose version deploy/install-torch has.
 CONSTRAINTS := deploy/constraints.txt
 PACKAGES := bundle targets edge execution compiler_svc runtime_svc kiln_client
-SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench
+SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench deploy
 WIRE_RULES := {"version": "v2", "modules": [{"path": "."}], "breaking": {"use": ["WIRE_JSON"], "ignore": ["google"]}}
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 

@@ -167,18 +167,12 @@ def download_wheels(folder: Path) -> None:
         download(folder, "--no-deps", torch)
     except subprocess.CalledProcessError:
         download(folder, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX", index), torch)
-    projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text()) for name in FOLDERS]
-    wanted = {word for project in projects for word in project["build-system"]["requires"]}
-    wanted |= {word for project in projects for word in project["project"]["dependencies"]}
-    wanted |= {*projects[-1]["project"]["optional-dependencies"]["vllm-engine"], "wheel", gateway_requirement()}
+    projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in FOLDERS]
+    wanted = {word for project in projects for word in project["dependencies"]}
+    wanted |= {*projects[-1]["optional-dependencies"]["vllm-engine"], "pip", "setuptools", "smg"}
     ours = re.compile(r"kiln-|torch\b")
-    download(folder, torch, *sorted(word for word in wanted if not ours.match(word)))
-
-
-def gateway_requirement() -> str:
-    """The version of SMG that the gateway's image installs."""
-    (found,) = re.findall(r" (smg==\S+)", (ROOT / "deploy/gateway.Dockerfile").read_text())
-    return str(found)
+    constraints = f"--constraint={ROOT / 'deploy/constraints.txt'}"
+    download(folder, constraints, torch, *sorted(word for word in wanted if not ours.match(word)))
 
 
 def download(folder: Path, *words: str) -> None:
