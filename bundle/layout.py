@@ -27,6 +27,7 @@ from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha25
 from bundle.errors import BlobNotFound, LayoutInvalid
 from bundle.exposure import close_to_others
 from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
+from bundle.reading import open_regular, reading
 from bundle.shortage import name_shortage
 
 
@@ -147,15 +148,18 @@ class Layout:
             BlobNotFound: The store does not hold the blob.
             DigestInvalid: `digest` is not a digest.
         """
-        path = self.blob_path(digest)
-        try:
-            return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-        except FileNotFoundError as error:
-            raise BlobNotFound(digest) from error
+        with reading(lambda detail: BlobNotFound(digest, f"in the store: {detail}")):
+            return open_regular(self.blob_path(digest))
 
     def list_blobs(self) -> Iterator[str]:
-        """Yields the digests of all blobs, in no particular order."""
-        for entry in os.scandir(self._blobs):
+        """Yields the digests of all blobs, in no particular order.
+
+        Raises:
+            LayoutInvalid: Their directory cannot be read.
+        """
+        with reading(self._refuse):
+            entries = list(os.scandir(self._blobs))
+        for entry in entries:
             if is_digest(PREFIX + entry.name) and entry.is_file(follow_symlinks=False):
                 yield PREFIX + entry.name
 
@@ -249,8 +253,12 @@ class Layout:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks out every other thread and process that changes the index or pins a blob. Not reentrant."""
-        with _locked(self.root / ".kiln" / "lock"):
+        """Locks out every other thread and process that changes the index or pins a blob. Not reentrant.
+
+        Raises:
+            LayoutInvalid: The operating system refuses something to the block: others have changed the directory.
+        """
+        with reading(self._refuse), _locked(self.root / ".kiln" / "lock"):
             yield
 
     def read_index(self) -> Index:
@@ -296,16 +304,21 @@ class Layout:
         with _locked(self._staging, flags=os.O_RDONLY | os.O_DIRECTORY):
             yield
 
+    def _refuse(self, detail: str) -> LayoutInvalid:
+        return LayoutInvalid(self.root.name, detail)
+
     def _stat(self, digest: str) -> os.stat_result | None:
         try:
             status = (self._blobs / digest_hex(digest)).lstat()
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if (shortage := name_shortage(error)) is not None:
+                raise shortage from error
             return None
         return status if stat.S_ISREG(status.st_mode) else None
 
     def _take_file(self, path: Path) -> StoredBlob | None:
         """Stores a file by a rename; returns None if the file is on another file system."""
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as source:
+        with open_regular(path) as source:
             staged = self._staging / f"taken-{os.urandom(8).hex()}"
             with self._lock_staging():
                 fcntl.flock(source, fcntl.LOCK_EX)
@@ -323,8 +336,7 @@ class Layout:
     @staticmethod
     def _read_record(path: Path, record: type[RecordT]) -> RecordT:
         try:
-            # No links: a directory that another user filled must not lead out of itself.
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            with open_regular(path) as file:
                 return parse_record(file.read(), record)
         except (OSError, ValueError) as error:
             # Clients of both services see it: the host's directories are none of their business.

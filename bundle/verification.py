@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import stat
 import time
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from bundle.digest import Progress, parse_digest, sha256_stream
 from bundle.errors import BlobCorrupt, BlobNotFound
 from bundle.file_modes import make_private_database
+from bundle.reading import open_regular, reading
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class BlobVerifier:
             DigestInvalid: `digest` is not a digest.
         """
         parse_digest(digest)
-        with _open_regular(path, digest) as file:
+        with _reading(digest), open_regular(path) as file:
             if not self._always and self._is_recorded(os.fstat(file.fileno()), digest):
                 if progress is not None:
                     progress(os.fstat(file.fileno()).st_size)
@@ -84,7 +84,7 @@ class BlobVerifier:
         Raises:
             BlobNotFound: There is no such regular file; the error has its path in place of a digest.
         """
-        with _open_regular(path, str(path)) as file:
+        with _reading(str(path)), open_regular(path) as file:
             status = os.fstat(file.fileno())
             row = self._execute(
                 "SELECT digest FROM verified WHERE (device, inode, size_bytes, ctime_ns) = (?, ?, ?, ?)",
@@ -103,7 +103,7 @@ class BlobVerifier:
         Raises:
             BlobNotFound: There is no such regular file.
         """
-        with _open_regular(path, digest) as file:
+        with _reading(digest), open_regular(path) as file:
             self._record(self._settle(file), digest)
 
     def _settle(self, file: FileIO) -> os.stat_result | None:
@@ -139,12 +139,5 @@ class BlobVerifier:
             return None
 
 
-def _open_regular(path: Path, digest: str) -> FileIO:
-    try:
-        # Checked before it is opened, because opening a pipe would wait for a writer.
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise BlobNotFound(digest)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise BlobNotFound(digest) from error
-    return os.fdopen(fd, "rb", buffering=0)
+def _reading(digest: str) -> AbstractContextManager[None]:
+    return reading(lambda detail: BlobNotFound(digest, f"there: {detail}"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import grpc
 
+from bundle.reading import reading
 from edge.access.config import AccessConfig
 from edge.access.errors import AnonymousRefused
 from edge.access.principal import Principal
@@ -190,10 +192,8 @@ def read_pem(path: Path) -> bytes:
     Raises:
         TlsFileInvalid: The file cannot be read, or holds no PEM.
     """
-    try:
+    with reading(partial(TlsFileInvalid, str(path))):
         data = path.read_bytes()
-    except OSError as error:
-        raise TlsFileInvalid(str(path), str(error)) from error
     if b"-----BEGIN " not in data:
         raise TlsFileInvalid(str(path), "it holds no PEM block")
     return data

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.digest import canonical_json, sha256_bytes
+from bundle.reading import reading
 from compiler_svc.models.registry import read_text_config
 from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
 from compiler_svc.weights.directory import CheckpointDirectory
-from compiler_svc.weights.errors import CheckpointNotFound
+from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
 from compiler_svc.weights.headers import TensorHeader, read_headers, read_sharded_headers, read_weight_map
 
 #: Weight files in the order of preference.
@@ -40,6 +41,9 @@ DESCRIBING_FILES: Final = (
     (r"(LICENSE|NOTICE)[\w.-]*", "text/plain"),
     (r"README[\w.-]*", "text/markdown"),
 )
+
+
+_LASTING: Final = "files that can be read, and stay as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,12 @@ class Checkpoint:
             CheckpointNotFound: `path` is not a directory, or holds no configuration or no weights.
             CheckpointInvalid: A file is missing, outside `roots`, truncated or malformed.
         """
-        directory = CheckpointDirectory(path, tuple(root.resolve() for root in roots))
+        with reading(lambda detail: CheckpointInvalid(path, ".", detail, _LASTING)):
+            return cls._open(path, tuple(root.resolve() for root in roots), read_pickles=read_pickles)
+
+    @classmethod
+    def _open(cls, path: Path, roots: tuple[Path, ...], *, read_pickles: bool) -> Checkpoint:
+        directory = CheckpointDirectory(path, roots)
         if not path.is_dir():
             raise CheckpointNotFound(path, "no such directory", "a Hugging Face model directory")
         if not directory.has("config.json"):
@@ -145,8 +154,12 @@ def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Pat
     Args:
         digest_file: Returns the digest of a file's bytes, such as `bundle.digest.sha256_file` or a cache for it.
 
+    Raises:
+        CheckpointInvalid: A file has gone since the checkpoint was opened, or cannot be read.
+
     Returns:
         `sha256:` and 64 hexadecimal digits.
     """
     files = [checkpoint.path / "config.json", *checkpoint.files, *filter(None, [checkpoint.index])]
-    return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))
+    with reading(lambda detail: CheckpointInvalid(checkpoint.path, ".", detail, _LASTING)):
+        return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))

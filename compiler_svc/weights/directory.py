@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
+from bundle.reading import reading
 from bundle.shortage import name_shortage
 from compiler_svc.weights.errors import CheckpointInvalid
 
@@ -37,11 +39,8 @@ class CheckpointDirectory:
         Raises:
             CheckpointInvalid: The directory cannot be read.
         """
-        try:
+        with reading(lambda detail: CheckpointInvalid(self.path, folder or ".", detail, "a readable directory")):
             return sorted(path.name for path in (self.path / folder).iterdir())
-        except OSError as error:
-            invalid = CheckpointInvalid(self.path, folder or ".", str(error), "a readable directory")
-            raise name_shortage(error) or invalid from error
 
     def file(self, name: str) -> Path:
         """The path of a file.
@@ -115,4 +114,4 @@ class CheckpointDirectory:
         return self.read_json(name) if self.has(name) else {}
 
     def _holds(self, file: Path) -> bool:
-        return not self.roots or any(file.resolve().is_relative_to(root) for root in self.roots)
+        return not self.roots or any(Path(os.path.realpath(file)).is_relative_to(root) for root in self.roots)

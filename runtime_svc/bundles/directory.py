@@ -13,6 +13,7 @@ from bundle.errors import BundleNotFound, LayoutInvalid
 from bundle.layout import Layout
 from bundle.oci import MANIFEST_TITLE
 from bundle.reader import Bundle, open_bundle
+from bundle.reading import reading
 from bundle.reference import Reference
 from bundle.verification import BlobVerifier
 from runtime_svc.bundles.unpacked import digest_unpacked, open_unpacked
@@ -37,14 +38,18 @@ class BundleDirectory:
         """Yields the layouts that are there now, by name.
 
         Raises:
-            LayoutInvalid: A layout is of another version.
+            LayoutInvalid: A layout is of another version, or the directory cannot be read.
         """
         for folder in self._list_folders():
             if _has(folder, _MARKER):
                 yield Layout(folder)
 
     def list_unpacked(self) -> Iterator[Path]:
-        """Yields the folders of the unpacked bundles that are there now, by name; the name of a folder is its tag."""
+        """Yields the folders of the unpacked bundles that are there now, by name; the name of a folder is its tag.
+
+        Raises:
+            LayoutInvalid: The directory cannot be read.
+        """
         for folder in self._list_folders():
             if _has(folder, MANIFEST_TITLE) and not _has(folder, _MARKER):
                 yield folder
@@ -92,13 +97,15 @@ class BundleDirectory:
 
     def _list_folders(self) -> Iterator[Path]:
         yield self._root
-        yield from sorted(self._root.iterdir())
+        with reading(lambda detail: LayoutInvalid(str(self._root), detail)):
+            folders = sorted(self._root.iterdir())
+        yield from folders
 
 
 def _has(folder: Path, name: str) -> bool:
     try:
         return (folder / name).exists()
-    except PermissionError:
+    except OSError:
         # Another user's, such as `lost+found` of a volume.
         return False
 

@@ -14,6 +14,7 @@ from bundle.exposure import FileStamp, describe_exposure
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
 from bundle.reader import BlobFiles
+from bundle.reading import open_regular, reading
 from bundle.shortage import name_shortage
 from bundle.verification import BlobVerifier
 from runtime_svc.bundles.errors import BlobExposed
@@ -65,15 +66,13 @@ class PrivateFiles:
             BlobNotFound: The files have no such blob.
             ResourcesShort: The cache's disk is full.
         """
-        try:
+        # It may just have been removed.
+        with reading(lambda _: BlobNotFound(blob.digest)):
             path = self._files.blob_path(blob.digest)
             exposure = describe_exposure(path)
             if exposure is not None:
                 path = self._find_copy(blob, path, exposure)
             self._secured[blob.digest] = path, FileStamp.of(path)
-        except FileNotFoundError as error:
-            # It has just been removed.
-            raise BlobNotFound(blob.digest) from error
 
     def find_changed(self) -> str | None:
         """Returns the digest of a blob whose file has been written since `secure`; None if there is none."""
@@ -99,8 +98,7 @@ class PrivateFiles:
         raise BlobExposed(blob.title or blob.digest, exposure, detail)
 
     def _copy(self, digest: str, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as source, self._cache.new_blob(expected_digest=digest) as writer:
+        with open_regular(path) as source, self._cache.new_blob(expected_digest=digest) as writer:
             while data := source.read(_CHUNK_SIZE_BYTES):
                 writer.write(data)
             writer.commit()

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,7 @@ from bundle.oci import (
     ImageManifest,
 )
 from bundle.reader import MAX_MANIFEST_BYTES, Bundle, check_layers
-from bundle.shortage import name_shortage
+from bundle.reading import open_regular, reading
 from bundle.verification import BlobVerifier
 
 #: The media types of layers are in the image manifest, which such a folder lacks. A runtime does not need them.
@@ -43,14 +44,16 @@ class UnpackedFiles:
 
     def stored(self, digest: str) -> StoredBlob:
         """See `Layout.stored`."""
-        return StoredBlob(digest, self.blob_path(digest).lstat().st_size)
+        with reading(lambda _: BlobNotFound(digest)):
+            return StoredBlob(digest, self.blob_path(digest).lstat().st_size)
 
     def blob_path(self, digest: str) -> Path:
         """See `Layout.blob_path`."""
         path = self.paths.get(digest)
-        if path is None or not path.exists():
-            raise BlobNotFound(digest)
-        return path
+        with reading(lambda _: BlobNotFound(digest)):
+            if path is None or not path.exists():
+                raise BlobNotFound(digest)
+            return path
 
 
 def digest_unpacked(folder: Path) -> str:
@@ -67,7 +70,7 @@ def open_unpacked(folder: Path, verifier: BlobVerifier) -> Bundle:
     """Opens an unpacked bundle. The verifier remembers the digests of its files, which are hashed the first time.
 
     Raises:
-        BundleNotFound: The folder has no `manifest.json` that is a readable regular file.
+        BundleNotFound: The folder has no `manifest.json` that is a readable regular file, or changes meanwhile.
         BlobNotFound: No file has the bytes of a blob that the manifest names: it is missing or corrupt.
         ManifestInvalid, AbiUnsupported: See `parse_manifest`.
     """
@@ -75,18 +78,19 @@ def open_unpacked(folder: Path, verifier: BlobVerifier) -> Bundle:
     digest = sha256_bytes(data)
     manifest = parse_manifest(data, digest=digest)
     check_consistency(manifest, digest=digest)
-    paths = {verifier.identify(path): path for path in _list_files(folder)}
-    for missing in sorted(manifest.blobs() - paths.keys()):
-        raise BlobNotFound(missing, f"among the files of {folder.name}: one is missing, or has other bytes")
-    layers = tuple(
-        BlobDescriptor(
-            media_type=_UNKNOWN_TYPE,
-            digest=blob,
-            size_bytes=paths[blob].lstat().st_size,
-            annotations={TITLE: paths[blob].relative_to(folder).as_posix()},
+    with reading(partial(BundleNotFound, folder.name)):
+        paths = {verifier.identify(path): path for path in _list_files(folder)}
+        for missing in sorted(manifest.blobs() - paths.keys()):
+            raise BlobNotFound(missing, f"among the files of {folder.name}: one is missing, or has other bytes")
+        layers = tuple(
+            BlobDescriptor(
+                media_type=_UNKNOWN_TYPE,
+                digest=blob,
+                size_bytes=paths[blob].lstat().st_size,
+                annotations={TITLE: paths[blob].relative_to(folder).as_posix()},
+            )
+            for blob in sorted(manifest.blobs())
         )
-        for blob in sorted(manifest.blobs())
-    )
     config = BlobDescriptor(media_type=MANIFEST_TYPE, digest=digest, size_bytes=len(data))
     image = ImageManifest(
         schema_version=2, media_type=IMAGE_MANIFEST_TYPE, artifact_type=BUNDLE_TYPE, config=config, layers=layers
@@ -102,16 +106,11 @@ def open_unpacked(folder: Path, verifier: BlobVerifier) -> Bundle:
 
 
 def _read_manifest(folder: Path) -> bytes:
-    try:
-        # No links: a directory that another user filled must not lead out of itself. No waiting: it may hold a pipe.
-        fd = os.open(folder / MANIFEST_TITLE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise BundleNotFound(folder.name, f"its {MANIFEST_TITLE} is no regular file")
-            data = file.read(MAX_MANIFEST_BYTES + 1)
-    except OSError as error:
-        missing = BundleNotFound(folder.name, f"its {MANIFEST_TITLE}: {error.strerror}")
-        raise name_shortage(error) or missing from error
+    def refuse(detail: str) -> BundleNotFound:
+        return BundleNotFound(folder.name, f"its {MANIFEST_TITLE}: {detail}")
+
+    with reading(refuse), open_regular(folder / MANIFEST_TITLE) as file:
+        data = file.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(f"{folder.name}/{MANIFEST_TITLE} is larger than {MAX_MANIFEST_BYTES} bytes")
     return data

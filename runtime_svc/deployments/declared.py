@@ -18,6 +18,7 @@ from typing import Any, Final
 import yaml
 
 from bundle.errors import FieldViolation
+from bundle.reading import reading
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.errors import DeploymentsFileInvalid
 from runtime_svc.deployments.names import spec_violations
@@ -34,11 +35,12 @@ def read_deployments(path: Path) -> tuple[DeploymentSpec, ...]:
     Raises:
         DeploymentsFileInvalid: The file cannot be read, or an entry is invalid; names every mistake.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise DeploymentsFileInvalid(str(path), [FieldViolation("file", str(error), "a file")]) from error
+
+    def refuse(detail: str) -> DeploymentsFileInvalid:
+        return DeploymentsFileInvalid(str(path), [FieldViolation("file", detail, "a file")])
+
+    with reading(refuse), path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         violation = FieldViolation("file", f"more than {MAX_FILE_BYTES} bytes", f"at most {MAX_FILE_BYTES} bytes")
         raise DeploymentsFileInvalid(str(path), [violation])
