@@ -25,6 +25,7 @@ from compiler_svc.planning.pool import PlanningPool, make_forkserver
 from compiler_svc.records import ExecutableResult, Progress, Stage
 from compiler_svc.server import open_server
 from compiler_svc.settings import parse_settings
+from edge.server import EdgeServer
 from tests.bundles.samples import publish_sample
 
 #: For the compilers of all tests of this process, because it takes most of a second to load.
@@ -84,6 +85,8 @@ class Client:
         self.channel = channel
         #: Port of the compiler's metrics; None if it serves none, or if the test knows only its channel.
         self.metrics_port: int | None = None
+        #: The compiler's server; None if the test knows only its channel.
+        self.server: EdgeServer | None = None
         self.compiler: Any = compiler_pb2_grpc.CompilerServiceStub(channel)
         self.operations: Any = operations_pb2_grpc.OperationsStub(channel)
         self.bundles: Any = bundle_pb2_grpc.BundleServiceStub(channel)
@@ -219,6 +222,6 @@ async def serve_compiler(
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             client = Client(channel)
-            client.metrics_port = server.metrics_port
+            client.metrics_port, client.server = server.metrics_port, server
             yield client, directed
         await server.drain()

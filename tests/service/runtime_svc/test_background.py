@@ -1,0 +1,115 @@
+"""What the runtime does in the background goes on after an error that no code expects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from kiln.runtime.v1 import runtime_pb2 as pb
+from structlog.testing import capture_logs
+
+from edge.access.key_source import KeyUrl
+from runtime_svc.deployments.file_watch import FileWatch
+from tests.hang_guard import HANG_S
+from tests.servers.authority import Authority
+from tests.servers.background import Broken, break_task
+from tests.servers.key_issuer import Issuer
+from tests.servers.runtime import Runtime, serve_runtime
+from tests.servers.tokens import SigningKey, bearer, make_claims
+
+PROD = "story@prod"
+
+
+@pytest.fixture
+async def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Issuer]:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    with closing(Issuer(authority)) as started:
+        yield started
+
+
+@pytest.fixture
+async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issuer: Issuer) -> AsyncIterator[Runtime]:
+    monkeypatch.setattr("edge.supervision.FIRST_RESTART_S", 0.01)
+    monkeypatch.setattr("runtime_svc.server.FileWatch", partial(FileWatch, interval_s=0.05))
+    refreshing = partial(KeyUrl, refresh_interval_s=0.05, min_fetch_interval_s=0.01)
+    monkeypatch.setattr("edge.access.key_source.KeyUrl", refreshing)
+    async with serve_runtime(tmp_path, "--follow-interval=0.03", f"--auth-jwks={issuer.url}") as started:
+        started.publish(PROD)
+        await started.load(PROD, follow_alias=True)
+        yield started
+
+
+async def keep_leases(served: Runtime, issuer: Issuer) -> None:
+    digest = served.publish("pirate", bias=31)
+    await served.load("pirate", "e")
+    await wait_until(lambda: digest in {leased for _, leased in served.bundles.leases})
+
+
+async def follow(served: Runtime, issuer: Issuer) -> None:
+    served.publish(PROD, bias=31)
+
+    async def has_moved() -> bool:
+        return (await served.get()).roles[0].weight_epoch == 2
+
+    await wait_until(has_moved)
+
+
+async def watch_files(served: Runtime, issuer: Issuer) -> None:
+    launcher: Any = served.server.deployments.get("d").engine.launcher  # type: ignore[union-attr]
+    looks: list[str] = []
+
+    def look(_: Any) -> None:
+        looks.append("at every file")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(launcher), "find_changed", look)
+        await wait_until(lambda: len(looks) > 1)
+
+
+async def fetch_keys(served: Runtime, issuer: Issuer) -> None:
+    new = SigningKey("new")
+    issuer.publish(new)
+    # Without a token of that key, which would have the keys fetched, too.
+    num_fetches = len(issuer.requests)
+    await wait_until(lambda: len(issuer.requests) > num_fetches + 1)
+    await served.control.GetServerInfo(pb.GetServerInfoRequest(), metadata=bearer(new.sign(make_claims())))
+
+
+#: What shows that a supervised task goes on.
+GO_ON: Final[dict[str, Callable[[Runtime, Issuer], Awaitable[None]]]] = {
+    "leases": keep_leases,
+    "following": follow,
+    "file watch": watch_files,
+    "keys": fetch_keys,
+}
+
+
+async def wait_until(is_so: Callable[[], Any]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while True:
+            answer = is_so()
+            if await answer if asyncio.iscoroutine(answer) else answer:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def test_every_task_has_a_row(served: Runtime) -> None:
+    assert served.server.edge.supervisor.tasks == GO_ON.keys()
+
+
+@pytest.mark.parametrize("task", GO_ON)
+async def test_an_error_does_not_end_a_task(served: Runtime, issuer: Issuer, task: str) -> None:
+    supervisor = served.server.edge.supervisor
+    with capture_logs() as logs:
+        await break_task(supervisor, task)
+    (log,) = [log for log in logs if log["event"] == "background task ended"]
+    assert (log["task"], type(log["exc_info"])) == (task, Broken)
+    await GO_ON[task](served, issuer)
+    assert supervisor.failures[task] == 1
+    assert supervisor.failures.total() == 1
