@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 
 from compiler_svc.compiles.build_runner import ProcessBuildRunner
-from compiler_svc.planning.pool import PlanningPool, make_forkserver
+from compiler_svc.planning.pool import PlanningPool, make_fetch_forkserver, make_forkserver
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.process import run_process
@@ -25,9 +25,10 @@ async def serve(settings: Settings) -> None:
     if settings.neuron_front_end is not None:
         os.environ[NEURON_PYTHON.choices[FRONT_END].variable] = settings.neuron_front_end
     make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
-    with closing(make_forkserver()) as forkserver:
+    with closing(make_forkserver()) as forkserver, closing(make_fetch_forkserver()) as fetch_forkserver:
         planning = PlanningPool(forkserver)
-        async with open_server(settings, make_runner, planning) as server:
+        fetches = PlanningPool(fetch_forkserver, process_name="kiln-fetch")
+        async with open_server(settings, make_runner, planning, fetches) as server:
             port = await server.start()
             warming = asyncio.create_task(planning.warm_up())
             warming.add_done_callback(report_failure)

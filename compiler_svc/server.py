@@ -58,13 +58,14 @@ SERVICES: Final = (
 
 @asynccontextmanager
 async def open_server(
-    settings: Settings, make_runner: Callable[[Path], BuildRunner], planning: PlanningPool
+    settings: Settings, make_runner: Callable[[Path], BuildRunner], planning: PlanningPool, fetches: PlanningPool
 ) -> AsyncIterator[EdgeServer]:
     """Opens store and database, resumes operations that a former process left unfinished, and makes the server.
 
     Args:
         make_runner: Makes the runner of builds; takes a directory for the job directories.
         planning: Runs what reads clients' configurations and checkpoints.
+        fetches: Runs what fetches checkpoints.
 
     Raises:
         StoreLocked: Another compiler serves the store.
@@ -83,9 +84,10 @@ async def open_server(
             store, roots=settings.import_roots, verifier=BlobVerifier(settings.store / "verified.sqlite")
         )
         journal = OperationJournal(database, settings.retention)
+        fetcher = CheckpointFetcher(fetches, settings.urls, settings.fetch_timeout_s)
         services = CompileServices(
             journal=journal,
-            fetcher=CheckpointFetcher(planning, settings.urls, settings.fetch_timeout_s),
+            fetcher=fetcher,
             cache=BundleCache(database, store),
             store=store,
             runner=make_runner(jobs),
@@ -107,7 +109,6 @@ async def open_server(
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
             default_isa=settings.default_isa,
-            urls=settings.urls,
         )
         graph_checks = planning.with_limits(
             PlanningLimits(
@@ -130,6 +131,7 @@ async def open_server(
                 journal=journal,
                 queue=queue,
                 store=store,
+                fetcher=fetcher,
                 planning=planning,
                 graph_checks=graph_checks,
                 planner=planner,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import sys
 from typing import Final
 
 import msgspec
 
+from bundle.environment import inherit
 from bundle.errors import FieldViolation
 from edge.errors import OptionsInvalid
 from execution.device_errors import DeviceCallFailed
@@ -50,7 +50,7 @@ async def _ask_library(device: ExecutableFormat, logical_core_size: int) -> tupl
     """Counts the host's logical cores, and names their target if the library can tell before it takes one."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", device.core_counter),
-        env={**os.environ, device.core_size_variable: str(logical_core_size)},
+        env={**inherit("rank"), device.core_size_variable: str(logical_core_size)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
     )

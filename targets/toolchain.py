@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bundle.environment import inherit
 from targets.errors import NeuronToolchainMissing, ToolchainMissing
 
 #: Prints the version of Python and those of the distributions that the arguments name, null for those it lacks.
@@ -102,8 +103,9 @@ class Interpreter:
         return os.environ.get(choice.variable) or choice.default
 
     def make_environment(self) -> dict[str, str]:
-        """Makes the environment in which it runs: this process's, without what would show it other distributions."""
-        return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        """Makes the environment in which it runs, without what would show it other distributions."""
+        inherited = inherit("neuron interpreter")
+        return {name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
     def list_versions(self) -> Mapping[str, str | None]:
         """Reads the version of Python as `python`, and those of the distributions, None for those that it lacks.

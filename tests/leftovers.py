@@ -166,6 +166,15 @@ LEFTOVERS: Final = (
         Moment.REPLACED,
     ),
     Leftover(
+        ("kiln-fetch", "kiln-fetches"),
+        "part of a checkpoint that a URL names, or of what plans read of it",
+        "compiler cache",
+        r"checkpoints/(outlines/)?\.[0-9a-f]+\.part(/.*)?",
+        "checkpoints/.*.part/",
+        "the compiler",
+        Moment.NOTICED,
+    ),
+    Leftover(
         ("runtime",),
         "an unfinished fetched blob",
         "runtime cache",
@@ -194,7 +203,7 @@ KEPT: Final[Mapping[str, tuple[str, ...]]] = {
         r"compiler\.lock",
         r"(kiln\.db|verified\.sqlite)(-wal|-shm|-journal)?",
     ),
-    "compiler cache": (r"lowering(/.*)?",),
+    "compiler cache": (r"lowering(/.*)?", r"checkpoints(/outlines)?/([0-9a-f]+(/.*)?|\.[0-9a-f]+\.lock)?"),
     "runtime cache": (
         r"blobs/(index\.json|oci-layout|\.kiln/lock|\.kiln/staging/|\.kiln/pins/|blobs/sha256/([0-9a-f]{64})?)",
         r"verified\.db(-wal|-shm|-journal)?",
@@ -217,7 +226,12 @@ DESCRIPTORS: Final = (
         _RANKS, "sums over the ranks of a group", "/memfd:kiln-collectives", "the process that started the group"
     ),
     Descriptor(("kiln-rank-N",), "what a rank is started with", "/memfd:kiln-launch", "the rank, once it has read it"),
-    Descriptor(("compiler", "kiln-plan"), "the order and the answer of a plan", "/memfd:plan-", "the compiler"),
+    Descriptor(
+        ("compiler", "kiln-plan", "kiln-fetch"),
+        "the order and the answer of a plan or a fetch",
+        "/memfd:plan-",
+        "the compiler",
+    ),
     Descriptor(
         ("compiler", "runtime", "kiln-build", "kiln-rank-N"),
         "sockets, pipes and process descriptors between a process and those that it started",

@@ -24,6 +24,7 @@ from compiler_svc.api.compiler_wire import (
 from compiler_svc.api.limits import check_limits
 from compiler_svc.api.plan_wire import plan_request_from_pb, plan_to_pb
 from compiler_svc.bundles.store import BundleStore
+from compiler_svc.compiles.checkpoint_fetcher import CheckpointFetcher
 from compiler_svc.compiles.journal import OperationJournal
 from compiler_svc.compiles.queue import CompileQueue
 from compiler_svc.database import operations
@@ -46,6 +47,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         journal: OperationJournal,
         queue: CompileQueue,
         store: BundleStore,
+        fetcher: CheckpointFetcher,
         planning: PlanningPool,
         graph_checks: PlanningPool,
         planner: PlannerSettings,
@@ -54,6 +56,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         """Takes the services that requests use.
 
         Args:
+            fetcher: Fetches what plans read of checkpoints that URLs name.
             planning: Runs all that reads a client's configuration and checkpoint.
             graph_checks: The same for plans that check graphs, which take what a lowering takes.
             planner: Settings of planners, with the roots that checkpoints must lie in.
@@ -63,6 +66,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self._journal = journal
         self._queue = queue
         self._store = store
+        self._fetcher = fetcher
         self._planning = planning
         self._graph_checks = graph_checks
         self._planner = planner
@@ -76,8 +80,8 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         if operation is None:
             self._queue.check_room()
             planner, wanted = self._planner, request_from_pb(request)
-            admit = partial(admit_request, wanted, planner.model_roots, urls=planner.urls)
-            spec = await self._planning.run(partial(admit, default_isa=planner.default_isa))
+            admit = partial(admit_request, wanted, planner.model_roots, default_isa=planner.default_isa)
+            spec = await self._fetcher.plan(self._planning, admit)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 
@@ -86,10 +90,11 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         check_limits(request)
         plan = partial(plan_compile, self._planner, plan_request_from_pb(request))
         if not request.check_graphs:
-            return plan_to_pb(await self._planning.run(plan))
+            return plan_to_pb(await self._fetcher.plan(self._planning, plan))
         # Here, and not in the process: that may be killed.
         with TemporaryDirectory(prefix="plan-", dir=self._scratch) as directory:
-            return plan_to_pb(await self._graph_checks.run(partial(plan, directory=Path(directory))))
+            plan = partial(plan, directory=Path(directory))
+            return plan_to_pb(await self._fetcher.plan(self._graph_checks, plan))
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
         """Validates a request, then starts to write weights."""
@@ -100,9 +105,8 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             self._queue.check_room()
             executables = (await self._store.get(request.executables_ref)).bundle
             wanted = shard_request_from_pb(request)
-            planner = self._planner
-            admit = partial(admit_shard_request, wanted, executables, planner.model_roots, planner.urls)
-            spec = await self._planning.run(admit)
+            admit = partial(admit_shard_request, wanted, executables, self._planner.model_roots)
+            spec = await self._fetcher.plan(self._planning, admit)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 

@@ -88,6 +88,7 @@ class ProcessBuildRunner:
         self._builds = Forkserver(
             "kiln-builds",
             Call(f"{_BUILD_PROCESS}:preload"),
+            kind="build",
             environment={**LOWERING_ENVIRONMENT, **spinning},
             patience_s=idle_timeout_s,
         )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from compiler_svc.planning.errors import PlanFailed, PlanMemoryExceeded, PlanTimedOut
 from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.planning.pool import PlanningLimits, PlanningPool
-from compiler_svc.remote.errors import ModelFetchFailed
-from compiler_svc.remote.fetching import fetch_whole, measure_fetched, remove_unfinished
+from compiler_svc.remote.errors import ModelFetchFailed, OutlineMissing
+from compiler_svc.remote.fetching import fetch_outline, fetch_whole, measure_fetched, remove_unfinished
 from compiler_svc.remote.room import using
 from compiler_svc.remote.urls import UrlSettings, check_url
 
@@ -44,14 +44,24 @@ class FetchProgress:
         return f"fetching {self.url}: {self.fetched_bytes} of {self.total_bytes} bytes{share}"
 
 
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PlanningWork(Protocol[T_co]):
+    """Work of a plan that opens checkpoints."""
+
+    def __call__(self, *, urls: UrlSettings) -> T_co:
+        """Does the work, or raises OutlineMissing."""
+
+
 class CheckpointFetcher:
     """Fetches checkpoints in processes that can be killed, a few at once."""
 
-    def __init__(self, planning: PlanningPool, urls: UrlSettings, timeout_s: float) -> None:
+    def __init__(self, fetches: PlanningPool, urls: UrlSettings, timeout_s: float) -> None:
         """Removes what fetches of a killed process have left.
 
         Args:
-            planning: Has the forkserver.
+            fetches: Runs fetches of outlines, and has the forkserver of all.
             urls: Which URLs may be fetched, and where checkpoints are kept.
             timeout_s: Time of one fetch.
         """
@@ -61,10 +71,32 @@ class CheckpointFetcher:
             timeout_s=timeout_s,
             max_memory_bytes=_MAX_MEMORY_BYTES,
         )
-        self._pool = planning.with_limits(limits)
+        self._outlines = fetches
+        self._pool = fetches.with_limits(limits)
         self._urls = urls
         if urls.directory is not None:
             remove_unfinished(urls.directory)
+
+    async def plan(self, planning: PlanningPool, work: PlanningWork[T_co]) -> T_co:
+        """Does planning work, and fetches the outlines of the URLs that it comes upon.
+
+        Raises:
+            ModelUrlRefused, ModelUrlUnsupported: The compiler does not take a URL.
+            CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `fetch_outline`.
+            KilnError: See `PlanningPool.run`.
+        """
+        urls = self._urls
+        while True:
+            try:
+                return await planning.run(partial(work, urls=urls))
+            except OutlineMissing as missing:
+                url = check_url(missing.url, urls.prefixes)
+                assert urls.directory is not None, "prefixes come with a directory"
+                try:
+                    outline = await self._outlines.run(partial(fetch_outline, url, urls.prefixes, urls.directory))
+                finally:
+                    await asyncio.to_thread(remove_unfinished, urls.directory)
+                urls = replace(urls, outlines={**urls.outlines, url: outline})
 
     @asynccontextmanager
     async def keeping(self, spec: JobSpec) -> AsyncIterator[None]:

@@ -169,6 +169,7 @@ def make_forkserver(parent: ForkserverClient | None = None, *, patience_s: float
     return Forkserver(
         "kiln-lowerings",
         Call(f"{_LOWERING_PROCESS}:preload"),
+        kind="build",
         environment=None if parent else LOWERING_ENVIRONMENT,
         parent=parent,
         patience_s=patience_s,

@@ -24,7 +24,7 @@ from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_claims import check_claims
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
-from compiler_svc.remote.fetching import fetch_outline
+from compiler_svc.remote.errors import OutlineMissing
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
@@ -101,7 +101,7 @@ def admit_request(
         IsaUnknown, IsaUnsupported: The instruction set is unknown, or this host cannot verify executables for it.
         ToolchainMissing: The optimization level needs a C++ compiler, and this host has none.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
+        ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
     """
     if not is_new_name(request.name):
@@ -143,7 +143,7 @@ def resolve_request(
     Raises:
         ConfigInvalid, FeatureNotServed: The configuration has mistakes.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
+        ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
         ModelConfigInvalid: Sizes of the model exceed what its tensors hold.
     """
     document = request.document
@@ -208,19 +208,19 @@ def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
 
 
 def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> Checkpoint:
-    """Opens the checkpoint that a path or URL names, but no pickles; of a URL's, the outline, which it fetches.
+    """Opens the checkpoint that a path or URL names, but no pickles; of a URL's, the outline.
 
     Raises:
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
         ModelUrlRefused, ModelUrlUnsupported: The compiler does not take the URL.
-        ModelFetchFailed: The remote host does not answer as it should.
-        ResourcesShort: This host has no room.
+        OutlineMissing: The outline is to be fetched first.
     """
     if not is_url(model):
         return Checkpoint.open(find_checkpoint(model, model_roots), roots=model_roots, read_pickles=False)
     url = check_url(model, urls.prefixes)
-    assert urls.directory is not None, "prefixes come with a directory"
-    return Checkpoint.open(fetch_outline(url, urls.prefixes, urls.directory), read_pickles=False)
+    if url not in urls.outlines:
+        raise OutlineMissing(url)
+    return Checkpoint.open(urls.outlines[url], read_pickles=False)
 
 
 def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:

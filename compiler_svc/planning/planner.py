@@ -99,7 +99,6 @@ class PlannerSettings:
         model_roots: Directories that may contain checkpoints.
         num_lowerings: Number of lowerings of one build that run at once.
         default_isa: Instruction set of requests that name none; see `choose_target`.
-        urls: Which URLs may name a checkpoint.
     """
 
     database_url: str
@@ -107,10 +106,11 @@ class PlannerSettings:
     model_roots: tuple[Path, ...]
     num_lowerings: int
     default_isa: str
-    urls: UrlSettings = NO_URLS
 
 
-def plan_compile(settings: PlannerSettings, request: PlanRequest, directory: Path | None = None) -> PlanReport:
+def plan_compile(
+    settings: PlannerSettings, request: PlanRequest, directory: Path | None = None, *, urls: UrlSettings = NO_URLS
+) -> PlanReport:
     """Plans a compile; see `Planner.plan`. Opens the database for it: call it in a process of its own."""
     if request.check_graphs:
         # Not this process alone: the interpreter for Neuron would go on. Before other threads start, one of which would
@@ -124,7 +124,7 @@ def plan_compile(settings: PlannerSettings, request: PlanRequest, directory: Pat
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
             default_isa=settings.default_isa,
-            urls=settings.urls,
+            urls=urls,
         )
         return planner.plan(request, directory)
     finally:
@@ -168,7 +168,7 @@ class Planner:
             ConfigInvalid, FeatureNotServed: The request has mistakes.
             IsaUnknown, IsaUnsupported, ToolchainMissing: This host lacks something that the compile would need.
             PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
-            ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
+            ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
             ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
             NeuronToolchainMissing, NeuronTraceFailed, RuntimeError: See `require_checks` and `check_graphs`.
         """

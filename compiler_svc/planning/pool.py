@@ -21,6 +21,7 @@ from bundle.confinement import PLAN
 from bundle.errors import KilnError
 from bundle.shortage import outlast_shortages
 from compiler_svc.planning.errors import PlanFailed, PlanTimedOut, TooManyPlans
+from compiler_svc.remote.errors import OutlineMissing
 from execution.failure import Failure
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
@@ -51,27 +52,36 @@ class PlanningLimits:
 
 def make_forkserver() -> Forkserver:
     """Describes the forkserver of planning processes, which loads what they need when the first one is requested."""
-    return Forkserver("kiln-plans", Call(f"{_PROCESS}:preload"))
+    return Forkserver("kiln-plans", Call(f"{_PROCESS}:preload"), kind="plan")
+
+
+def make_fetch_forkserver() -> Forkserver:
+    """Describes the forkserver of processes that fetch checkpoints, which alone have the credentials for that."""
+    return Forkserver("kiln-fetches", Call(f"{_PROCESS}:preload_fetching"), kind="fetch")
 
 
 class PlanningPool:
     """Runs planning work, a bounded number at once."""
 
-    def __init__(self, forkserver: Forkserver, limits: PlanningLimits | None = None) -> None:
+    def __init__(
+        self, forkserver: Forkserver, limits: PlanningLimits | None = None, *, process_name: str = "kiln-plan"
+    ) -> None:
         """Starts nothing yet.
 
         Args:
-            forkserver: The one that `make_forkserver` describes.
+            forkserver: The one that `make_forkserver` or `make_fetch_forkserver` describes.
             limits: None for those that hold by default.
+            process_name: Name of its processes in process lists.
         """
         self._forkserver = forkserver
         self._limits = limits or PlanningLimits()
+        self._process_name = process_name
         self._places = asyncio.Semaphore(self._limits.max_running)
         self._num_waiting = 0
 
     def with_limits(self, limits: PlanningLimits) -> PlanningPool:
         """A pool of the same forkserver that counts its processes apart."""
-        return PlanningPool(self._forkserver, limits)
+        return PlanningPool(self._forkserver, limits, process_name=self._process_name)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Does a piece of work in a process; cancelling the call kills it.
@@ -84,7 +94,7 @@ class PlanningPool:
             PlanTimedOut, PlanMemoryExceeded: The work has reached a limit.
             PlanFailed: The process ended without an answer.
             ResourcesShort: The host has no room for the process.
-            KilnError: The error that the work raised.
+            KilnError, OutlineMissing: The error that the work raised.
         """
         if self._num_waiting >= self._limits.max_waiting:
             raise TooManyPlans(self._limits.max_waiting, _RETRY_AFTER_S)
@@ -99,6 +109,8 @@ class PlanningPool:
             self._places.release()
         if isinstance(answer, Failure):
             raise answer.to_error()
+        if isinstance(answer, OutlineMissing):
+            raise answer
         result: T = answer
         return result
 
@@ -117,7 +129,7 @@ class PlanningPool:
             call = Call(f"{_PROCESS}:run_order", (self._limits.max_memory_bytes,))
             confinement = msgspec.structs.replace(PLAN, data_bytes=self._limits.max_memory_bytes)
             fds = [order.fileno(), answer.fileno()]
-            process = self._forkserver.start(call, fds, name="kiln-plan", confinement=confinement)
+            process = self._forkserver.start(call, fds, name=self._process_name, confinement=confinement)
             try:
                 async with asyncio.timeout(self._limits.timeout_s):
                     exit_code = await process.wait()

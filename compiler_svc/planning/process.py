@@ -17,6 +17,7 @@ from bundle.errors import KilnError
 from bundle.shortage import name_shortage
 from compiler_svc.models.registry import list_families
 from compiler_svc.planning.errors import PlanFailed, PlanMemoryExceeded
+from compiler_svc.remote.errors import OutlineMissing
 from edge.logs import configure_logging
 from execution.failure import Failure
 
@@ -29,6 +30,11 @@ def preload() -> None:
     for module in _LOADED:
         import_module(module)
     list_families()
+
+
+def preload_fetching() -> None:
+    """Imports the modules that fetches need."""
+    import_module("compiler_svc.remote.fetching")
 
 
 def run_order(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
@@ -47,6 +53,8 @@ def run_order(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
 def _answer(work: Callable[[], Any], max_memory_bytes: int) -> Any:
     try:
         return work()
+    except OutlineMissing as missing:
+        return missing
     except KilnError as error:
         return Failure.of(error)
     except MemoryError:

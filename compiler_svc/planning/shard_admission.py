@@ -47,7 +47,7 @@ def admit_shard_request(
         NameInvalid, ExecutablesMissing: The request has mistakes.
         IsaUnsupported, FormatUnknown, FormatInvalid: This host cannot run the executables to verify the weights.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
+        ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
         GraphAbiMismatch: The model's weights do not fit the executables.
     """

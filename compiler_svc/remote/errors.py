@@ -4,6 +4,8 @@ CompilerError
 ├── ModelUrlRefused       a URL below no prefix that the operator accepts
 ├── ModelUrlUnsupported   a URL whose scheme is unknown, or lacks its package
 └── ModelFetchFailed      a checkpoint that could not be fetched
+
+OutlineMissing reaches no client.
 """
 
 from __future__ import annotations
@@ -44,3 +46,11 @@ class ModelFetchFailed(CompilerError):
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(f"{url} could not be fetched: {detail}", url=url, detail=detail)
+
+
+class OutlineMissing(Exception):
+    """A plan that goes on once the service has fetched the outline of a URL: it has no credentials for that."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url

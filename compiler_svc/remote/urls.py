@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -50,11 +50,13 @@ class UrlSettings:
         prefixes: What URLs must lie below; none: the compiler takes no URL.
         directory: Where fetched checkpoints are kept; None if there are no prefixes.
         max_bytes: What all fetched checkpoints may take there; None for any number.
+        outlines: Outlines that a plan may read, by URL.
     """
 
     prefixes: tuple[str, ...] = ()
     directory: Path | None = None
     max_bytes: int | None = None
+    outlines: Mapping[str, Path] = field(default_factory=dict)
 
 
 NO_URLS: Final = UrlSettings()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bundle.confinement import SERVICE, Confinement
+from bundle.environment import Kind, inherit
 from bundle.shortage import naming_shortages
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.parent_death import parent_environment
@@ -84,6 +85,7 @@ class Forkserver(ForkserverClient):
         name: str,
         preload: Call,
         *,
+        kind: Kind = "any",
         environment: Mapping[str, str] | None = None,
         parent: ForkserverClient | None = None,
         patience_s: float = PATIENCE_S,
@@ -93,7 +95,8 @@ class Forkserver(ForkserverClient):
         Args:
             name: Name of the forkserver in process lists; at most 15 bytes.
             preload: Imports what the processes need. Called once, before the first fork.
-            environment: Variables added to those of this process.
+            kind: Says what it inherits of this process's variables, and so what the processes have that it forks.
+            environment: Variables added to these.
             parent: The forkserver from which this one is forked, to share its imports and environment. None starts a
                 program.
             patience_s: Seconds that it may stand still while it owes an answer; then it counts as hung.
@@ -101,6 +104,7 @@ class Forkserver(ForkserverClient):
         assert not (environment and parent), "a forked process has the environment of its parent"
         self._name = name
         self._preload = encode(preload).decode()
+        self._kind = kind
         self._environment = environment or {}
         self._parent = parent
         self._connection = self._process = None
@@ -159,7 +163,7 @@ class Forkserver(ForkserverClient):
             pass_fds=(connection_fd,),
             stdin=subprocess.DEVNULL,
             env={
-                **os.environ,
+                **inherit(self._kind),
                 **parent_environment(),
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 # numpy's linear algebra starts threads on import, and a process with threads cannot be forked.

@@ -48,6 +48,7 @@ class RankForkservers:
             self._forkservers[kind] = Forkserver(
                 "kiln-forkserver",
                 Call(_PRELOAD, (executable_format,)),
+                kind="rank",
                 environment={**thread_environment(num_threads, num_ranks=self._num_ranks), **INDUCTOR_ENVIRONMENT},
                 patience_s=self._patience_s,
             )

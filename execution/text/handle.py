@@ -62,7 +62,7 @@ class TextLimits:
 
 def make_forkserver() -> Forkserver:
     """Describes the forkserver of text processes, which loads what they need when the first one is requested."""
-    return Forkserver("kiln-texts", ForkCall(f"{_PROCESS}:preload"))
+    return Forkserver("kiln-texts", ForkCall(f"{_PROCESS}:preload"), kind="text")
 
 
 class _Answers(asyncio.Protocol):

@@ -22,6 +22,8 @@ def make_tokenizer_archive(bundle: Bundle) -> bytes:
     manifest = bundle.manifest
     assert manifest.tokenizer is not None
     files = {file.title: bundle.blob_path(file.blob).read_bytes() for file in manifest.tokenizer.files}
+    # Routers look here for images that a model takes. Of a file that is missing they ask the Hub, SMG at every chat.
+    files["config.json"] = b"{}"
     files["generation_config.json"] = json.dumps({"eos_token_id": manifest.tokens.eos}).encode()
     if manifest.tokenizer.chat_template is not None:
         files["chat_template.jinja"] = manifest.tokenizer.chat_template.encode()

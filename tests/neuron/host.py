@@ -63,7 +63,7 @@ def neuron_host(nrt_library: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in make_environment(nrt_library, tmp_path_factory.mktemp("host")).items():
             patch.setenv(name, value)
-        yield Faults(Path(os.environ["NRT_STAND_IN_FAULTS"]))
+        yield Faults(Path(os.environ["NEURON_STAND_IN_FAULTS"]))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def neuron_forkservers(neuron_host: Faults) -> Iterator[RankForkservers]:
 @pytest.fixture
 def faults(neuron_process: Path) -> Iterator[Faults]:
     """Faults of this process's calls."""
-    faults = Faults(Path(os.environ["NRT_STAND_IN_FAULTS"]))
+    faults = Faults(Path(os.environ["NEURON_STAND_IN_FAULTS"]))
     yield faults
     faults.clear()
 

@@ -43,7 +43,7 @@ def make_environment(library: Path, directory: Path, *, num_cores: int = 2) -> d
     found = os.environ.get("LD_LIBRARY_PATH")
     return {
         "LD_LIBRARY_PATH": os.pathsep.join([str(library.parent), *([found] if found else [])]),
-        "NRT_STAND_IN_DIRECTORY": str(directory),
-        "NRT_STAND_IN_CORES": str(num_cores),
-        "NRT_STAND_IN_FAULTS": str(directory / "faults"),
+        "NEURON_STAND_IN_DIRECTORY": str(directory),
+        "NEURON_STAND_IN_CORES": str(num_cores),
+        "NEURON_STAND_IN_FAULTS": str(directory / "faults"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def run_gateway(directory: Path, runtimes: Sequence[str], *options: str) -> Iterator[str]:
+def run_gateway(directory: Path, runtimes: Sequence[str], *options: str, **variables: str) -> Iterator[str]:
     """Gives SMG's URL when it has every runtime and the tokenizer."""
     port = free_port()
     command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
@@ -52,7 +53,7 @@ def run_gateway(directory: Path, runtimes: Sequence[str], *options: str) -> Iter
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), *options]
     log_path = directory / "gateway.log"
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | variables)
     url = f"http://127.0.0.1:{port}"
     try:
         end_s = time.monotonic() + TIMEOUT_S

@@ -21,7 +21,7 @@ from kiln.compiler.v1 import compiler_pb2_grpc
 from bundle.layout import Layout
 from compiler_svc.builds.job import BuildJob, BuildResult
 from compiler_svc.compiles.build_runner import OnProgress
-from compiler_svc.planning.pool import PlanningPool, make_forkserver
+from compiler_svc.planning.pool import PlanningPool, make_fetch_forkserver, make_forkserver
 from compiler_svc.records import ExecutableResult, Progress, Stage
 from compiler_svc.server import open_server
 from compiler_svc.settings import parse_settings
@@ -30,6 +30,7 @@ from tests.bundles.samples import publish_sample
 
 #: For the compilers of all tests of this process, because it takes most of a second to load.
 PLANS = make_forkserver()
+FETCHES = make_fetch_forkserver()
 
 BUILDING = "one of two is compiled"
 EXECUTABLE = ExecutableResult(
@@ -212,13 +213,19 @@ async def refusal(call: Any) -> Refusal:
 
 @asynccontextmanager
 async def serve_compiler(
-    home: Path, *options: str, runner: DirectedRunner | None = None, planning: PlanningPool | None = None
+    home: Path,
+    *options: str,
+    runner: DirectedRunner | None = None,
+    planning: PlanningPool | None = None,
+    fetches: PlanningPool | None = None,
 ) -> AsyncIterator[tuple[Client, DirectedRunner]]:
     """Runs a compiler with state below `home` and checkpoints below `home/models`."""
     arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
     settings = parse_settings([*arguments, "--model-root", f"{home}/models", "--drain-timeout", "1", *options])
     directed = runner or DirectedRunner(settings.store)
-    async with open_server(settings, lambda _: directed, planning or PlanningPool(PLANS)) as server:
+    planning = planning or PlanningPool(PLANS)
+    fetches = fetches or PlanningPool(FETCHES, process_name="kiln-fetch")
+    async with open_server(settings, lambda _: directed, planning, fetches) as server:
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             client = Client(channel)

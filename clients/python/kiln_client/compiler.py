@@ -17,6 +17,7 @@ from kiln.config.v1.config_pb2 import InferenceConfig
 from kiln_client.documents import write_json
 from kiln_client.enums import enum_number
 from kiln_client.errors import KilnError, StreamIncomplete, Unavailable
+from kiln_client.options import check_options
 from kiln_client.reconnection import Reconnection
 from kiln_client.service_client import ServiceClient
 from kiln_client.status import error_from_status
@@ -68,7 +69,9 @@ def compile_request(
     Raises:
         ValueError: The mapping holds values other than JSON's and infinities, or an option has a value that its enum
             lacks.
+        TypeError: There is no such option.
     """
+    check_options(options, CompileOptions)
     request = pb.CompileRequest(
         name=name,
         model=model,
@@ -112,7 +115,9 @@ def plan_request(
 
     Raises:
         ValueError: The mapping is not JSON, or an option has a value that its enum lacks.
+        TypeError: There is no such option.
     """
+    check_options(options, PlanOptions)
     request = pb.PlanCompileRequest(
         model=model,
         target=_target(options.get("target"), options.get("isa")),

@@ -20,6 +20,7 @@ from kiln.runtime.v1.generation_pb2 import (
 
 from kiln_client.enums import enum_number
 from kiln_client.errors import FieldViolation, InvalidArgument
+from kiln_client.options import check_options
 
 # What OpenAI's clients call a part that is no text.
 _MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
@@ -148,7 +149,9 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
 
     Raises:
         ValueError: `stall_action` is none.
+        TypeError: There is no such option.
     """
+    check_options(options, GenerateOptions, "timeout_s")
     request = GenerateRequest(
         deployment_id=deployment_id,
         request_id=options.get("request_id", ""),

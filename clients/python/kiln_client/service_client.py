@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln_client.auth.tokens import Authorization
 from kiln_client.endpoint import Timeouts, TlsOptions, is_local, open_channel, resolve_address
 from kiln_client.errors import ClientClosed, KilnError, Unimplemented, WrongService
+from kiln_client.stack.home import find_services, known_homes
 from kiln_client.status import error_from_rpc
 from kiln_client.streams import AsyncStream, is_caller_cancelled
 
@@ -46,8 +48,9 @@ class ServiceClient:
         """Prepares a client without sending anything.
 
         Args:
-            address: `host:port`. Default: the environment variable, then the default port on this host.
-            tls: Options of TLS; None connects in plaintext.
+            address: `host:port`. Default: the environment variable, then the service of a home that runs (KILN_HOME, or
+                `.kiln` here and the default home), then the default port on this host.
+            tls: Options of TLS; None connects as the services of the home serve, to others in plaintext.
             timeouts: Default deadlines of calls.
             token: Bearer token for every call, or the file that holds it, which is read again when it has changed;
                 an empty text sends none. Default: KILN_TOKEN, then the file of KILN_TOKEN_FILE, then the token of the
@@ -59,12 +62,24 @@ class ServiceClient:
             TokenInPlaintext: The token would leave this host without TLS, and may not.
             TokenUnusable: The token is none that a header can carry.
         """
+        self._note = ""
+        if not (address or os.environ.get(self.address_variable)):
+            services = find_services()
+            if services is None:
+                homes = " or ".join(map(str, known_homes()))
+                self._note = f", the default because no services run on {homes},"
+            else:
+                address, tls = getattr(services, self._role), tls or services.tls
         self.address = resolve_address(address, self.address_variable)
         self.timeouts = timeouts or Timeouts()
         self._tls = tls
         self._authorization = Authorization(
             self.address, token, is_private=tls is not None or is_local(self.address), may_expose=allow_plaintext_token
         )
+
+    @property
+    def _role(self) -> str:
+        return self.address_variable.removeprefix("KILN_").lower()
 
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
@@ -100,10 +115,10 @@ class ServiceClient:
 
     async def _explain(self, error: grpc.aio.AioRpcError) -> KilnError:
         """Converts the error of a call. If the server lacks the method, asks it which service it is."""
-        known = error_from_rpc(error, self.address)
+        known = error_from_rpc(error, self.address, self._note)
         if not isinstance(known, Unimplemented) or known.reason != known.code:
             return known
-        wanted = self.address_variable.removeprefix("KILN_").lower()
+        wanted = self._role
         found = [role for role, service in _SERVICES.items() if await self._serves(service)]
         return known if wanted in found else WrongService(self.address, wanted, next(iter(found), ""))
 

@@ -19,7 +19,7 @@ _CONNECTION_CAUSES = {
     "failed to connect to all addresses; last error: UNAVAILABLE: .*Socket closed": (
         "the server closed it at once, as one does that speaks TLS: if this one does, use --tls, --tls-ca or TlsOptions"
     ),
-    "Connection refused": "nothing listens there; `kiln up` starts both services",
+    "Connection refused": "nothing listens there; `kiln up` and `kiln run` start both services",
     "Domain name not found": "the host has no address",
 }
 
@@ -44,12 +44,13 @@ _CLASSES: Mapping[str, type[errors.KilnError]] = {
 } | {"UNKNOWN": errors.Internal}
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.KilnError:
+def error_from_rpc(error: grpc.aio.AioRpcError, address: str, note: str = "") -> errors.KilnError:
     """Converts the error of a failed call to a KilnError.
 
     Args:
         error: The error that gRPC raised.
         address: Server that was called, for messages about the connection.
+        note: Says after the address where that comes from.
     """
     try:
         status = rpc_status.from_call(error)
@@ -61,7 +62,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.KilnErro
     if code == "UNAVAILABLE":
         causes = (cause for pattern, cause in _CONNECTION_CAUSES.items() if re.search(pattern, details))
         return errors.Unavailable(
-            f"connection to {address} failed: {next(causes, details)}",
+            f"connection to {address}{note} failed: {next(causes, details)}",
             reason="CONNECTION_FAILED",
             metadata={"address": address, "detail": details},
         )

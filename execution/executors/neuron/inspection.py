@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bundle.environment import inherit
 from bundle.errors import KilnError
 from bundle.manifest import Target
 from execution.device_errors import DeviceBusy, DeviceCallFailed, DeviceUnsuitable, NeuronLibraryMissing
@@ -122,7 +123,7 @@ def try_core(target: Target) -> Mapping[str, object]:
 
 def _try_core(core: int, target: Target) -> Mapping[str, Any]:
     command = [sys.executable, "-m", __spec__.name, "core", target.kind]
-    environment = os.environ | {VISIBLE_CORES: str(core)}
+    environment = inherit("rank") | {VISIBLE_CORES: str(core)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = ended.stdout.splitlines()
     if ended.returncode or not lines:

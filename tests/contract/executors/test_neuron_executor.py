@@ -127,11 +127,11 @@ class TestMemory:
         self, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = used_bytes(device)
-        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 100))
+        monkeypatch.setenv("NEURON_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 100))
         with pytest.raises(DeviceMemoryShort, match=f"weights of model: {WEIGHTS_BYTES} bytes are needed") as caught:
             load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
         assert caught.value.metadata["missing_bytes"] == "100"
-        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES + STATE_BYTES - 7))
+        monkeypatch.setenv("NEURON_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES + STATE_BYTES - 7))
         with pytest.raises(DeviceMemoryShort, match=r"the KV cache: .* bytes are free, 7 are missing"):
             load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
         assert used_bytes(device) == before
@@ -140,7 +140,7 @@ class TestMemory:
         self, executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = used_bytes(device)
-        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 1))
+        monkeypatch.setenv("NEURON_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 1))
         with pytest.raises(DeviceMemoryShort, match="1 are missing"):
             executor.stage_weights(toy_bundle.weights[1])
         assert used_bytes(device) == before
@@ -152,7 +152,7 @@ class TestMemory:
         self, executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         executor.stage_weights(toy_bundle.weights[0])
-        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(used_bytes(device)))
+        monkeypatch.setenv("NEURON_STAND_IN_HBM_BYTES", str(used_bytes(device)))
         executor.stage_weights(toy_bundle.weights[1])
         executor.swap_weights()
         assert_serves(executor, 1)

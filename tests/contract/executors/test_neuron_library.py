@@ -151,8 +151,8 @@ def test_core_that_the_host_lacks_is_refused(host: Host) -> None:
 
 def test_bundle_for_another_kind_of_instances_is_refused(host: Host) -> None:
     expected = "DeviceUnsuitable this host cannot run the bundle: target.kind: got trn2; accepted: trn1"
-    assert host.open(NRT_STAND_IN_FAMILY="2")[1] == expected
-    assert "family 99, which Kiln does not know" in host.open(NRT_STAND_IN_FAMILY="99")[1]
+    assert host.open(NEURON_STAND_IN_FAMILY="2")[1] == expected
+    assert "family 99, which Kiln does not know" in host.open(NEURON_STAND_IN_FAMILY="99")[1]
 
 
 def test_bundle_for_another_size_of_logical_cores_is_refused(host: Host) -> None:

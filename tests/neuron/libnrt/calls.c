@@ -25,7 +25,7 @@ static long number_of(const char *name, long otherwise) {
     return text && *text ? strtol(text, NULL, 10) : otherwise;
 }
 
-static size_t limit_bytes(void) { return (size_t)number_of("NRT_STAND_IN_HBM_BYTES", 1 << 24); }
+static size_t limit_bytes(void) { return (size_t)number_of("NEURON_STAND_IN_HBM_BYTES", 1 << 24); }
 
 /* Takes host memory, of which some bytes count as the core's. */
 static void *take(size_t size, size_t counted) {
@@ -51,7 +51,7 @@ static NRT_STATUS wait_for(const char *path) {
 
 /* What the file of faults says of a call. */
 static NRT_STATUS fault_of(const char *call) {
-    const char *path = getenv("NRT_STAND_IN_FAULTS");
+    const char *path = getenv("NEURON_STAND_IN_FAULTS");
     FILE *file = path ? fopen(path, "r") : NULL;
     char name[128], what[128], rest[1024], line[1400];
     int status = NRT_SUCCESS;
@@ -84,7 +84,7 @@ static NRT_STATUS fault_of(const char *call) {
 
 static NRT_STATUS lock_core(long core) {
     char path[1024];
-    snprintf(path, sizeof path, "%s/core-%ld", getenv("NRT_STAND_IN_DIRECTORY"), core);
+    snprintf(path, sizeof path, "%s/core-%ld", getenv("NEURON_STAND_IN_DIRECTORY"), core);
     int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
         return NRT_FAILURE;
@@ -109,7 +109,7 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char *fw_version, cons
     if (!getenv("NEURON_RT_EXEC_TIMEOUT"))
         return NRT_INVALID;
     const char *visible = getenv("NEURON_RT_VISIBLE_CORES");
-    long first = 0, last = 0, total = number_of("NRT_STAND_IN_CORES", 2);
+    long first = 0, last = 0, total = number_of("NEURON_STAND_IN_CORES", 2);
     int count = visible ? sscanf(visible, "%ld-%ld", &first, &last) : 0;
     if (count < 1)
         return NRT_INVALID;
@@ -135,7 +135,7 @@ void nrt_close(void) {
 
 NRT_STATUS nrt_get_total_vnc_count(uint32_t *vnc_count) {
     BEGIN_ANY_TIME();
-    *vnc_count = (uint32_t)number_of("NRT_STAND_IN_CORES", 2);
+    *vnc_count = (uint32_t)number_of("NEURON_STAND_IN_CORES", 2);
     return NRT_SUCCESS;
 }
 
@@ -151,7 +151,7 @@ NRT_STATUS nrt_get_instance_info(nrt_instance_info_t *info, size_t instance_info
     if (instance_info_len < sizeof *info)
         return NRT_INVALID;
     memset(info, 0, sizeof *info);
-    info->family = (uint32_t)number_of("NRT_STAND_IN_FAMILY", 5);
+    info->family = (uint32_t)number_of("NEURON_STAND_IN_FAMILY", 5);
     return NRT_SUCCESS;
 }
 

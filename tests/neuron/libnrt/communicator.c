@@ -44,7 +44,7 @@ NRT_STATUS join_ranks(uint32_t rank, uint32_t count) {
     if (meeting)
         return rank == own_rank && count == num_ranks ? NRT_SUCCESS : NRT_INVALID;
     char path[1024];
-    snprintf(path, sizeof path, "%s/meeting-%s", getenv("NRT_STAND_IN_DIRECTORY"), place);
+    snprintf(path, sizeof path, "%s/meeting-%s", getenv("NEURON_STAND_IN_DIRECTORY"), place);
     int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0 || ftruncate(fd, sizeof *meeting) != 0)
         return NRT_FAILURE;

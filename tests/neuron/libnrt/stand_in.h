@@ -3,11 +3,11 @@
  * `recorded.h` is made from the recorded signatures, so a call with another prototype does not compile. What the
  * environment says of the host:
  *
- * NRT_STAND_IN_DIRECTORY   files that processes lock, one for each core
- * NRT_STAND_IN_CORES       logical cores of the host
- * NRT_STAND_IN_FAMILY      `family` of nrt_get_instance_info
- * NRT_STAND_IN_HBM_BYTES   memory of a core
- * NRT_STAND_IN_FAULTS      a file of lines "CALL STATUS", which that call then returns, or "CALL wait PATH", upon which
+ * NEURON_STAND_IN_DIRECTORY   files that processes lock, one for each core
+ * NEURON_STAND_IN_CORES       logical cores of the host
+ * NEURON_STAND_IN_FAMILY      `family` of nrt_get_instance_info
+ * NEURON_STAND_IN_HBM_BYTES   memory of a core
+ * NEURON_STAND_IN_FAULTS      a file of lines "CALL STATUS", which that call then returns, or "CALL wait PATH", upon which
  *                          the call waits until the path exists
  */
 

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from google.protobuf.empty_pb2 import Empty
 from kiln.compiler.v1 import compiler_pb2
 from kiln.config.v1.config_pb2 import InferenceConfig, NeuronConfig
-from kiln_client import AsyncCompiler, Compiler, compile_request, errors
+from kiln_client import AsyncCompiler, Compiler, compile_request, errors, plan_request
 
 from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
@@ -56,6 +58,12 @@ def test_configuration_as_a_message() -> None:
 def test_options_outside_their_enum(option: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="accepted: "):
         compile_request("tiny", "models/tiny", {}, **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [partial(compile_request, "tiny"), plan_request])
+def test_options_that_do_not_exist(make: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="'optimisation_level'; did you mean 'optimization_level'"):
+        make("models/tiny", {}, optimisation_level=1)
 
 
 async def test_progress_is_reported_in_order(server: ScriptedServer) -> None:

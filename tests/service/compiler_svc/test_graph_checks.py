@@ -43,7 +43,7 @@ Serve = Callable[..., AbstractAsyncContextManager[Client]]
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     """Says what torch-xla does when the first tensor is made, as a program."""
     path = tmp_path / "torch_xla_program.py"
-    monkeypatch.setenv("KILN_TEST_TORCH_XLA", str(path))
+    monkeypatch.setenv("NEURON_TEST_TORCH_XLA", str(path))
 
     def order(program: str) -> None:
         path.write_text(program)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 from kiln.compiler.v1 import compiler_pb2 as pb
 
+from compiler_svc.planning.pool import PlanningPool, make_fetch_forkserver, make_forkserver
 from compiler_svc.remote.fetching import fetch_outline, fetch_whole, remove_unfinished
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
@@ -96,6 +97,19 @@ async def test_urls_that_the_operator_does_not_accept(serve: Serve, home: Path, 
         assert "accepted: a path;" in refused.fields["model"]
 
 
+async def test_credentials_reach_fetches_alone(home: Path, remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = {"HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for name, value in credentials.items():
+        monkeypatch.setenv(name, value)
+    with closing(make_forkserver()) as plans, closing(make_fetch_forkserver()) as fetches:
+        pools = {"planning": PlanningPool(plans), "fetches": PlanningPool(fetches)}
+        async with serve_compiler(home, "--model-url", f"file://{remote}", **pools) as (client, _):
+            await outline(client, home, f"file://{remote}/tiny")
+            children = {child.name(): child.environ() for child in own_children()}
+    assert {name for name, found in children.items() if found.items() >= credentials.items()} == {"kiln-fetches"}
+    assert "kiln-plans" in children
+
+
 async def test_a_cancelled_compile_ends_its_fetch(serve: Serve, home: Path, remote: Path) -> None:
     url = f"file://{remote}/tiny"
     async with serve() as (client, runner):
@@ -109,7 +123,7 @@ async def test_a_cancelled_compile_ends_its_fetch(serve: Serve, home: Path, remo
             await client.cancel(operation.name)
             error = read_refusal((await client.finish(operation)).error)
             assert error.code is grpc.StatusCode.CANCELLED
-            assert not [process for process in own_children() if process.name() == "kiln-plan"]
+            assert not [process for process in own_children() if process.name() == "kiln-fetch"]
         assert [job.spec.name for job in runner.jobs] == ["other"]
         assert kept(home) == {"outlines"}
 

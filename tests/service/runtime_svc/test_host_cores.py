@@ -78,7 +78,7 @@ async def test_library_that_does_not_tell_the_target(
 
 
 async def test_host_without_cores(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NRT_STAND_IN_CORES", "0")
+    monkeypatch.setenv("NEURON_STAND_IN_CORES", "0")
     with pytest.raises(OptionsInvalid, match="target: got trn2; accepted: a target whose cores this host has"):
         await settle("--target=trn2")
 

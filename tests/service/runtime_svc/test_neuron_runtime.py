@@ -203,7 +203,7 @@ async def test_host_without_the_library_fails_the_load_and_frees_its_cores(
 async def test_host_of_another_kind_than_the_operator_says(
     tmp_path: Path, neuron_toy: ToyBundle, neuron_host: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NRT_STAND_IN_FAMILY", "2")
+    monkeypatch.setenv("NEURON_STAND_IN_FAMILY", "2")
     with RankForkservers() as forkservers:
         async with serving(tmp_path, neuron_toy, forkservers) as served:
             async with raises("FAILED_PRECONDITION", "DEVICE_UNSUITABLE") as caught:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,18 +19,42 @@ from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
 from tests.repository import ROOT
 from tests.servers.stack import KILN
+from tests.tools import require_tool
 
 _FREE = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0", "--openai", "127.0.0.1:0"]
 #: What compiles fast.
 _SMALL = ["-O", "0", "--override", "neuron_config.seq_len=128", "--override", "neuron_config.torch_dtype=float32"]
 
 
-class Serve:
-    """A running `kiln serve --openai --json`."""
+#: What a person has for the Hub and S3.
+_CREDENTIALS = {"HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "secret"}
 
-    def __init__(self, home: Path, *words: str) -> None:
+
+class Serve:
+    """A running `kiln serve --openai --json` of a person with credentials.
+
+    Args:
+        trace: File that gets every connection of every process, and what is sent to an address without one.
+    """
+
+    def __init__(self, home: Path, *words: str, trace: Path | None = None) -> None:
         command = [KILN, "serve", *words, *_FREE, "--home", str(home), "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if trace is not None:
+            calls = "trace=connect,sendto,sendmsg,sendmmsg"
+            command = [
+                str(require_tool("strace")),
+                "-D",
+                "-f",
+                "--seccomp-bpf",
+                "-e",
+                calls,
+                "-o",
+                str(trace),
+                *command,
+            ]
+        # What others would reach by a proxy on this host would not show.
+        variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables | _CREDENTIALS)
 
     def read_until_ready(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -50,8 +76,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
     share_lowering_cache(home / "cache/compiler")
     started: list[Serve] = []
 
-    def start(*words: str) -> Serve:
-        started.append(Serve(home, *words))
+    def start(*words: str, trace: Path | None = None) -> Serve:
+        started.append(Serve(home, *words, trace=trace))
         return started[-1]
 
     yield start
@@ -65,7 +91,10 @@ def ask(url: str, model: str) -> str:
         messages: Any = [{"role": "user", "content": "Once upon a time"}]
         options = {"max_tokens": 12, "temperature": 0}
         whole = client.chat.completions.create(model=model, messages=messages, **options)  # type: ignore[call-overload]
-        return str(whole.choices[0].message.content)
+        parts = client.chat.completions.create(model=model, messages=messages, stream=True, **options)  # type: ignore[call-overload]
+        text = "".join(choice.delta.content or "" for part in parts for choice in part.choices)
+        assert text == whole.choices[0].message.content
+        return text
 
 
 def test_serves_openai_until_it_is_stopped(serve: Callable[..., Serve]) -> None:
@@ -81,6 +110,7 @@ def serve_until_stopped(serve: Callable[..., Serve]) -> str:
     text = ask(ready["openai"], "kiln-tiny")
     assert text
     gateway = first.gateway()
+    assert find_holders(first.process.pid) == {"compiler_svc"}
     first.process.send_signal(signal.SIGTERM)
     assert first.process.wait(timeout=60) == 0
     assert not gateway.is_running()
@@ -99,3 +129,31 @@ def test_serves_openai_until_it_is_killed(serve: Callable[..., Serve]) -> None:
     gateway = second.gateway()
     second.process.kill()
     assert psutil.wait_procs([gateway], timeout=HANG_S)[1] == [], "the gateway outlived its parent"
+
+
+def find_holders(pid: int) -> set[str]:
+    """The modules or names of the processes below one that have credentials in their environment."""
+    found = [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if not _CREDENTIALS.keys().isdisjoint(child.environ())
+    ]
+    return {re.sub(r".* -m (\w+).*", r"\1", " ".join(child.cmdline())) for child in found}
+
+
+@pytest.mark.slow
+def test_nothing_leaves_this_host(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    ready = serve(str(ROOT / "examples/models/kiln-tiny"), *_SMALL, trace=trace).read_until_ready()
+    assert ready["event"] == "ready", ready
+    assert ask(ready["openai"], "kiln-tiny")
+    calls = [line for line in trace.read_text().splitlines() if "sa_family=" in line or "connect(" in line]
+    assert any("127.0.0.1" in line for line in calls), "the trace has the calls"
+    assert [line for line in calls if not is_within(line)] == []
+
+
+def is_within(call: str) -> bool:
+    """Whether a traced call is to a socket of this host, and asks no server for a name."""
+    return (
+        re.search(r'sa_family=AF_(UNIX|NETLINK)|"(::ffff:)?127\.|"::1"', call) is not None and "htons(53)" not in call
+    )

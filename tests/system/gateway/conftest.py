@@ -15,6 +15,7 @@ import pytest
 
 from tests.repository import ROOT
 from tests.servers.gateway import FAST_RECOVERY, get_json, run_gateway
+from tests.servers.hub import Hub, running_hub
 from tests.servers.stack import Stack
 from tests.system.conftest import TINY
 from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, run_runtime, wait_until
@@ -36,12 +37,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Runtimes, and the URL of the gateway in front of them."""
+    """Runtimes, the URL of the gateway in front of them, and what the gateway takes for the Hub."""
 
     url: str
     runtimes: Sequence[RuntimeProcess]
     story: str
     pirate: str
+    hub: Hub
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -106,5 +108,6 @@ def fleet(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
         for runtime in (first, second):
             runtime.load(story, MODEL, threads_per_core=1)
         addresses = [first.address, second.address]
-        with run_gateway(directory, addresses, "--policy", "round_robin", *FAST_RECOVERY) as url:
-            yield Fleet(url, (first, second), story, pirate)
+        options = ("--policy", "round_robin", *FAST_RECOVERY)
+        with running_hub() as hub, run_gateway(directory, addresses, *options, HF_ENDPOINT=hub.url) as url:
+            yield Fleet(url, (first, second), story, pirate, hub)

@@ -52,6 +52,14 @@ def test_models_are_the_ids_of_deployments(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
+def test_chats_ask_no_hub(fleet: Fleet, client: openai.OpenAI) -> None:
+    before = len(fleet.hub.requests)
+    for stream in (False, True):
+        answer(client, stream=stream, max_tokens=2)
+    post_json(f"{fleet.url}/v1/messages", {"model": MODEL, "messages": MESSAGES, "max_tokens": 2})
+    assert fleet.hub.requests[before:] == []
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_completions_equal_generation_service(fleet: Fleet, client: openai.OpenAI, stream: bool) -> None:
     text = answer(client, stream=stream, max_tokens=24, seed=SEED)

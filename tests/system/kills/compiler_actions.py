@@ -218,6 +218,13 @@ async def plan(compiler: RestartedCompiler, identity: str, announce: Callable[[s
     return await call(compiler.running.client.compiler.PlanCompile(request))
 
 
+async def plan_url(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
+    """Plans a checkpoint that a process fetches the outline of."""
+    announce("")
+    url = f"file://{compiler.home / 'models' / 'tiny'}"
+    return await call(compiler.running.client.compiler.PlanCompile(pb.PlanCompileRequest(model=url, config_json="{}")))
+
+
 async def import_(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
     digest = publish_sample(Layout.create(compiler.home / "source"), version=number_of(identity))
     announce("")
@@ -255,6 +262,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "convert": convert,
     "shard": shard,
     "plan": plan,
+    "plan a URL": plan_url,
     "import": import_,
     "collect": collect,
     "delete": delete,

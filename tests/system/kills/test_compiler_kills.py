@@ -25,7 +25,7 @@ from tests.system.kills.compiler_matrix import COMPILER_KILLS, REASONS, After, K
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 #: Children that a compiler keeps.
-KEPT_CHILDREN: Final = {"kiln-plans", "kiln-builds", "kiln-lowerings"}
+KEPT_CHILDREN: Final = {"kiln-plans", "kiln-fetches", "kiln-builds", "kiln-lowerings"}
 #: A victim may have ended before the signal came: as often the action is done again.
 ATTEMPTS: Final = 8
 #: Actions that a compiler resumes when it is started again.
@@ -45,7 +45,8 @@ async def compiler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Re
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TMPDIR", str(home / "temporary" / "files"))
         patch.setitem(os.environ, "XDG_RUNTIME_DIR", str(home / "temporary" / "run"))
-        restarted = RestartedCompiler(home, "--import-root", str(home / "source"), "--lowerings", "2")
+        roots = ("--import-root", str(home / "source"), "--model-url", f"file://{home / 'models'}")
+        restarted = RestartedCompiler(home, *roots, "--lowerings", "2")
         await restarted.start()
         yield restarted
         await restarted.stop()

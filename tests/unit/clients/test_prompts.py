@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from kiln.runtime.v1.generation_pb2 import StallPolicy
-from kiln_client import chat, errors
+from kiln_client import Runtime, chat, errors
 from kiln_client.prompts import chat_from_document, generate_request
 
 
@@ -156,3 +158,22 @@ def test_no_conversation(document: list[object] | dict[str, object], named: str)
 def test_salt_of_the_prefix_cache() -> None:
     assert generate_request("demo", "Once", cache_salt="tenant").cache_salt == "tenant"
     assert not generate_request("demo", "Once").cache_salt
+
+
+@pytest.mark.parametrize(
+    ("given", "suggestion"),
+    [
+        ("max_tokens", "did you mean 'max_new_tokens'?"),
+        ("temprature", "did you mean 'temperature'?"),
+        ("timeout", "did you mean 'timeout_s'?"),
+        ("logit_bias", "accepted: request_id, max_new_tokens, temperature, "),
+    ],
+)
+def test_an_unknown_option_is_refused_with_its_name(given: str, suggestion: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"there is no option {given!r}; {suggestion}")):
+        generate_request("demo", "Once", **{given: 0})  # type: ignore[arg-type]
+    # Not when its first event is read.
+    with pytest.raises(TypeError, match=f"'{given}'"), Runtime("127.0.0.1:1") as runtime:
+        runtime.generate("demo", "Once", **{given: 0})
+    with pytest.raises(TypeError, match=f"'{given}'"), Runtime("127.0.0.1:1") as runtime:
+        runtime.complete("demo", "Once", **{given: 0})

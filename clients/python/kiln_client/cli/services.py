@@ -48,11 +48,7 @@ async def down_command(session: Session, *, home: Path) -> None:
 @HOME
 @local_command
 async def ps_command(session: Session, *, home: Path) -> None:
-    """Show the services of a home, and the models that they have loaded.
-
-    To use other commands on them, set KILN_COMPILER and KILN_RUNTIME to the addresses, and KILN_TOKEN_FILE to the
-    token's file.
-    """
+    """Show the services of a home, and the models that they have loaded."""
     record = read_record(home)
     if record is None:
         raise ServicesNotRunning(home)

@@ -104,12 +104,14 @@ _CONNECTION = (
     _connection_option(
         "--compiler",
         metavar="HOST:PORT",
-        help=f"Compiler service. Default: KILN_COMPILER, then {DEFAULT_ADDRESSES['KILN_COMPILER']}.",
+        help="Compiler service. Default: KILN_COMPILER, then that of a home whose services run (KILN_HOME; or .kiln "
+        f"here, then $XDG_DATA_HOME/kiln), then {DEFAULT_ADDRESSES['KILN_COMPILER']}.",
     ),
     _connection_option(
         "--runtime",
         metavar="HOST:PORT",
-        help=f"Runtime service. Default: KILN_RUNTIME, then {DEFAULT_ADDRESSES['KILN_RUNTIME']}.",
+        help="Runtime service. Default: KILN_RUNTIME, then that of such a home, then "
+        f"{DEFAULT_ADDRESSES['KILN_RUNTIME']}.",
     ),
     _connection_option("--tls", is_flag=True, help="Use TLS and trust the authorities that gRPC ships."),
     _connection_option("--tls-ca", type=_FILE, help="Use TLS and trust the authorities in this PEM file."),

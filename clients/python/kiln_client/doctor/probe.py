@@ -47,13 +47,14 @@ async def run_probe(
         service: The module, and the distribution that has it.
         words: Its arguments.
         on_progress: Called with each line of progress.
-        environment: Variables besides those of this process.
+        environment: Variables besides those that it inherits.
 
     Raises:
         ServiceNotInstalled: The distribution is not installed.
     """
     service.require_installed()
-    async with _running([sys.executable, "-m", service.module, *words], environment) as process:
+    command = [sys.executable, "-m", service.module, *words]
+    async with _running(command, {**service.environment, **environment}) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         last_words = asyncio.create_task(process.stderr.read())
@@ -85,8 +86,7 @@ async def _running(command: Sequence[str], environment: Mapping[str, str]) -> As
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # A directory of the caller's, such as one named `targets`, must not pass for the package.
-        env={**os.environ, "PYTHONSAFEPATH": "1", **environment},
+        env=environment,
         start_new_session=True,
     )
     try:

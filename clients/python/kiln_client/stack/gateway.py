@@ -21,7 +21,12 @@ from kiln_client.endpoint import is_loopback
 from kiln_client.errors import FieldViolation, GatewayNotInstalled, InvalidArgument, PlaintextRefused, ServiceNotReady
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
-GATEWAY: Final = Service("gateway", "smg", "kiln-client[openai]")
+GATEWAY: Final = Service(
+    *("gateway", "smg", "kiln-client[openai]"),
+    kind="gateway",
+    # SMG asks the Hub for a model before it asks the runtime. Nothing can listen at port 0.
+    variables={"HF_ENDPOINT": "http://127.0.0.1:0"},
+)
 
 _POLL_S: Final = 0.1
 _PROBE_TIMEOUT_S: Final = 5.0

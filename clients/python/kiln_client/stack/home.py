@@ -159,29 +159,33 @@ def read_record(home: Path) -> StackRecord | None:
     return StackRecord(**fields | given, tls=None if tls is None else _read_tls(tls))
 
 
+def find_services() -> StackRecord | None:
+    """Finds the services of a caller who names none: those of the first known home that run; None if none do."""
+    return next(_running(), None)
+
+
 def find_token_path(address: str) -> Path | None:
-    """Finds the file of the token for an address: that of the home whose services listen there; None if none does.
+    """Finds the file of the token for an address: that of the home whose services listen there; None if none does."""
+    return next((record.token_path for record in _running() if record.listens(address)), None)
 
-    Looks at the home of KILN_HOME; without that variable at the default home, and at `.kiln` in the current directory
-    if that is this user's own.
+
+def known_homes() -> tuple[Path, ...]:
+    """Where services are looked for: in the home of KILN_HOME alone; without that variable in two.
+
+    They are `.kiln` in the current directory, if that is this user's own, and the default home.
     """
-    for home in _known_homes():
-        record = read_record(home)
-        if record is not None and record.listens(address):
-            return record.token_path
-    return None
-
-
-def _known_homes() -> Iterator[Path]:
     given = os.environ.get(HOME_VARIABLE)
     if given:
-        yield Path(given)
-        return
-    yield default_home()
+        return (Path(given),)
     # Another user could leave a record in a directory that all may write to, and so choose a file to be sent.
     with contextlib.suppress(OSError):
         if UP_HOME.stat().st_uid == os.geteuid():
-            yield UP_HOME
+            return (UP_HOME, default_home())
+    return (default_home(),)
+
+
+def _running() -> Iterator[StackRecord]:
+    return (record for home in known_homes() if (record := read_record(home)) is not None)
 
 
 def _port_of(address: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from kiln_client.errors import KilnError
 from kiln_client.stack.errors import TokenNotMade
 from kiln_client.stack.service_process import Service
 
-ISSUER: Final = Service("token", "edge", "kiln-edge")
+ISSUER: Final = Service("token", "edge", "kiln-edge", kind="issuer")
 
 #: What tokens may allow, as the services call it.
 SCOPES: Final = ("infer", "load", "compile", "read", "promote", "admin")
@@ -103,8 +102,7 @@ async def sign_token(home: Path, grant: Grant, out: Path | None = None) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # A directory of the caller's, such as one named `edge`, must not pass for the package.
-        env=os.environ | {"PYTHONSAFEPATH": "1"},
+        env=ISSUER.environment,
     )
     printed, complaint = await process.communicate()
     if process.returncode:

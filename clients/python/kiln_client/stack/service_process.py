@@ -9,8 +9,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Self, TypeVar
 
@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln_client.endpoint import TlsOptions, open_channel
 from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady
 from kiln_client.stack import tether
+from kiln_client.stack.environment import Kind, inherit
 from kiln_client.stack.home import open_private
 
 T = TypeVar("T")
@@ -39,11 +40,21 @@ class Service:
         name: Name for people.
         module: Module that `python -m` runs.
         distribution: Distribution to install if the module is missing.
+        kind: Says what it inherits of this process's environment.
+        variables: Variables besides those.
     """
 
     name: str
     module: str
     distribution: str
+    kind: Kind = "service"
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which it is started."""
+        # A directory of the caller's, such as one named `edge`, must not pass for a package of the service.
+        return {**inherit(self.kind), "PYTHONSAFEPATH": "1", **self.variables}
 
     def require_installed(self) -> None:
         """Checks that the module can be found.
@@ -82,8 +93,7 @@ class ServiceProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=log,
-                # A directory of the caller's, such as one named `edge`, must not pass for a package of the service.
-                env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+                env=service.environment | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         return cls(service, process, stdout, log_path)

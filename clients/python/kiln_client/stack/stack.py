@@ -145,7 +145,7 @@ class StackAddresses:
     runtime: str
 
 
-COMPILER = Service("compiler", "compiler_svc", "kiln-compiler")
+COMPILER = Service("compiler", "compiler_svc", "kiln-compiler", kind="compiler")
 RUNTIME = Service("runtime", "runtime_svc", "kiln-runtime")
 
 

@@ -1,6 +1,6 @@
 """The double of what gives the graphs of tensors: records operations as they run.
 
-If KILN_TEST_TORCH_XLA names a file, the program in it runs before the first placeholder is made.
+If NEURON_TEST_TORCH_XLA names a file, the program in it runs before the first placeholder is made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Recorder(TorchDispatchMode):
 
     def add_placeholder(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if not self.placeholders:
-            program = Path(os.environ.get("KILN_TEST_TORCH_XLA", "none"))
+            program = Path(os.environ.get("NEURON_TEST_TORCH_XLA", "none"))
             exec(program.read_text() if program.exists() else "")
             # What it records computes nothing: the one rank that is there has no other to exchange tensors with.
             self._fake.__enter__()

@@ -44,7 +44,7 @@ class Host:
         patch.setattr(doctor, "HOST_ROOT", self.root)
         for name, value in make_environment(library, directory / "cores").items():
             patch.setenv(name, value)
-        self.faults = Path(os.environ["NRT_STAND_IN_FAULTS"])
+        self.faults = Path(os.environ["NEURON_STAND_IN_FAULTS"])
         self.install(VERSIONS)
         self.answer(GOLDEN)
 
@@ -77,7 +77,7 @@ class Host:
         """Says how the next compile ends."""
         path = self._directory / "neuronx-cc.json"
         path.write_text(json.dumps(orders))
-        self._patch.setenv("KILN_TEST_NEURONX_CC", str(path))
+        self._patch.setenv("NEURON_TEST_NEURONX_CC", str(path))
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ class TestCores:
     @staticmethod
     def hold(core: int, stack: ExitStack) -> None:
         """Takes a core as another process would."""
-        file = stack.enter_context((Path(os.environ["NRT_STAND_IN_DIRECTORY"]) / f"core-{core}").open("w"))
+        file = stack.enter_context((Path(os.environ["NEURON_STAND_IN_DIRECTORY"]) / f"core-{core}").open("w"))
         fcntl.flock(file, fcntl.LOCK_EX)
 
     def test_one_that_another_process_has(self, kiln: Kiln, host: Host) -> None:
@@ -167,8 +167,8 @@ class TestCores:
     @pytest.mark.parametrize(
         ("cause", "summary", "advice"),
         [
-            ("NRT_STAND_IN_FAMILY=2", "target.kind: got trn2; accepted: trn1", "kiln doctor --target trn1"),
-            ("NRT_STAND_IN_CORES=0", "libnrt sees no core", "neuron-ls"),
+            ("NEURON_STAND_IN_FAMILY=2", "target.kind: got trn2; accepted: trn1", "kiln doctor --target trn1"),
+            ("NEURON_STAND_IN_CORES=0", "libnrt sees no core", "neuron-ls"),
             ("nrt_init 6", "core 0: the core cannot go on without a reset: nrt_init ended with NRT_HW_ERROR", "dmesg"),
             ("nrt_get_total_vnc_count 1", "nrt_get_total_vnc_count failed: NRT_FAILURE", "neuron-ls"),
         ],

@@ -163,7 +163,7 @@ async def test_what_neuronx_cc_says_reaches_the_caller(
 ) -> None:
     orders = tmp_path / "neuronx_cc.json"
     orders.write_text(json.dumps({"error": "exit code 70", "log": "[NCC_EVRF007] too many instructions"}))
-    monkeypatch.setenv("KILN_TEST_NEURONX_CC", str(orders))
+    monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(orders))
     async with run_compiler(home, "--neuron-python", str(make_interpreter(tmp_path))) as compiler:
         failed = read_refusal((await compile_tiny(compiler.client)).error)
         assert (failed.code, failed.reason) == (grpc.StatusCode.INTERNAL, "NEURON_COMPILER_FAILED")

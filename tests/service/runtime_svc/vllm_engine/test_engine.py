@@ -167,6 +167,7 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
         "chat_template.jinja": template.encode(),
         "additional_chat_templates/tool_use.jinja": b"tools",
         "additional_chat_templates/0.jinja": b"elsewhere",
+        "config.json": b"{}",
         "generation_config.json": b'{"eos_token_id": [2]}',
     }
     assert (await fetch_tokenizer(served))[1] == data

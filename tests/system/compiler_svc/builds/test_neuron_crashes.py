@@ -47,7 +47,7 @@ TAGS = ("context_encoding_8", "token_generation_32")
 #: Numbers of a row of logits, which the double's NEFFs return.
 VOCABULARY = 96
 #: The file that tells the double of neuronx-cc what to do. Every process of the compiler has the variable.
-VARIABLE = "KILN_TEST_NEURONX_CC"
+VARIABLE = "NEURON_TEST_NEURONX_CC"
 
 
 @dataclass

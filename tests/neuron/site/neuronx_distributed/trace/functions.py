@@ -2,7 +2,7 @@
 
 `trace` runs the module on tensors without memory, so that it finds what upstream's tracer finds: inputs that nothing
 uses, tensors that are written in place, buffers that are assigned anew. `compile` writes a file that is a NEFF by its
-header and its archive, or does as the file that KILN_TEST_NEURONX_CC names says: it runs a program in neuronx-cc's
+header and its archive, or does as the file that NEURON_TEST_NEURONX_CC names says: it runs a program in neuronx-cc's
 place, it fails, or its NEFF always returns the row of numbers that the file has for its tag.
 """
 
@@ -129,7 +129,7 @@ def compile(hlo_module: Any, metaneff: Any, compiler_workdir: str, compiler_args
     directory = Path(compiler_workdir) / key / "2026-01-01T00-00-00.000000"
     try:
         directory.mkdir(parents=True)
-        outcome = Path(os.environ.get("KILN_TEST_NEURONX_CC", "none"))
+        outcome = Path(os.environ.get("NEURON_TEST_NEURONX_CC", "none"))
         orders = json.loads(outcome.read_text()) if outcome.exists() else {}
         (directory / "log-neuron-cc.txt").write_text(orders.get("log", "all went well\n"))
         _obey(orders, directory)

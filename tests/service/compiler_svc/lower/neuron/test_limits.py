@@ -69,7 +69,7 @@ def order(orders: Path) -> Iterator[Order]:
 def neuron_lowerings(orders: Path) -> Iterator[ForkserverClient]:
     """A forkserver, which has the environment of when it starts."""
     with pytest.MonkeyPatch.context() as patch, closing(make_forkserver()) as forkserver:
-        patch.setenv("KILN_TEST_NEURONX_CC", str(orders))
+        patch.setenv("NEURON_TEST_NEURONX_CC", str(orders))
         patch.setenv(NEURON_PYTHON.variable, str(make_interpreter(orders.parent)))
         yield forkserver
 

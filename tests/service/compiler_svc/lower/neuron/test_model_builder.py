@@ -69,7 +69,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def neuronx_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Says how the compiler's next run ends."""
     path = tmp_path / "neuronx_cc.json"
-    monkeypatch.setenv("KILN_TEST_NEURONX_CC", str(path))
+    monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(path))
 
     def order(**orders: str) -> None:
         path.write_text(json.dumps(orders))
