@@ -69,8 +69,7 @@ async def run_probe(
     if found is None:
         reason = complaint[-1] if complaint else "it printed nothing"
         summary = f"python -m {service.module} ended with exit code {code}: {reason}"
-        command = " ".join(["python", "-m", service.module, *words])
-        return Finding(status="failed", summary=summary, advice=command)
+        return Finding(status="failed", summary=summary, advice=" ".join(["python", "-m", service.module, *words]))
     return Finding(
         status="ok" if found["ok"] else "failed",
         summary=found["summary"],
