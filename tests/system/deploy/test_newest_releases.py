@@ -30,12 +30,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("newest")
     venv.create(folder, with_pip=True)
     python, constraints = folder / "bin/python", folder / "torch.txt"
-    _run(ROOT / "deploy/install-torch", python, "--quiet")
+    _run(ROOT / "deploy/install-torch", python, "--quiet", "--no-compile")
     constraints.write_text(f"torch=={_list_releases(python)[TORCH]}\n")
     names = {_drop_range(one) for folder in OURS for one in read_requirements(folder) if one.name != TORCH}
     group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
     names |= {name for name in group if "==" not in name}  # those made code that is committed
-    pip = (python, "-m", "pip", "install", "--quiet")
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-compile")
     _run(*pip, "--upgrade", "--upgrade-strategy", "eager", "--constraint", constraints, "pip", *sorted(names))
     own = [word for folder in OURS for word in ("--editable", ROOT / folder)]
     _run(*pip, "--no-deps", "--no-build-isolation", *own)
