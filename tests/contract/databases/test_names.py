@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, versions
@@ -64,6 +65,24 @@ def test_a_deleted_name_stays_its_owners(database: Database) -> None:
     database.run_and_wait(lambda session: versions.delete_version(session, reference))
     with pytest.raises(NameOwned):
         publish(database, BOB)
+
+
+def test_a_database_of_schema_4_goes_on(url: str) -> None:
+    former = Database(url)
+    publish(former, UNOWNED)
+    former.close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for table, column in (("names", "owner"), ("operations", "principal"), ("operations", "takes_any_name")):
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+        connection.execute(text("UPDATE schema_version SET version = 4"))
+    engine.dispose()
+    database = Database(url)
+    with pytest.raises(NameOwned):
+        publish(database, ALICE, "2")
+    assert publish(database, RELEASE, "2") == 2
+    assert publish(database, ALICE, name="b") == 1
+    database.close()
 
 
 def test_of_several_compilers_one_gives_each_name_its_owner(url: str) -> None:
