@@ -53,8 +53,8 @@ async def run_probe(
         ServiceNotInstalled: The distribution is not installed.
     """
     service.require_installed()
-    command = [sys.executable, "-m", service.module, *words]
-    async with _running(command, {**service.environment, **environment}) as process:
+    python = [sys.executable, "-m", service.module, *words]
+    async with _running(python, {**service.environment, **environment}) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         last_words = asyncio.create_task(process.stderr.read())
