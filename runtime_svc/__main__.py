@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import suppress
 from functools import partial
 
 from bundle.errors import ResourcesShort
 from edge.process import run_process
+from edge.supervision import begin_task
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from runtime_svc.host_cores import settle_cores
@@ -27,7 +27,7 @@ async def serve(settings: Settings) -> None:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
             sys.stdout.flush()
-            warming = asyncio.create_task(_warm_up(forkservers, settings))
+            warming = begin_task(_warm_up(forkservers, settings), set())
             await server.serve_until_signalled()
             warming.cancel()
 
