@@ -135,6 +135,8 @@ def starting(scratch: Path) -> Iterator[Path]:
         finally:
             process.terminate()
             process.wait()
+            # A hundred thousand files, with which Python takes minutes.
+            subprocess.run(["rm", "--recursive", "--force", str(place)], check=True)
     pytest.skip(f"no container engine starts here: {'; '.join(reasons)}")
 
 
