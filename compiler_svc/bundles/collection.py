@@ -43,8 +43,6 @@ class Collection:
             collected = await self._store.collect_garbage()
         except KilnError as error:
             _log.warning("garbage cannot be collected", reason=error.reason, error=str(error))
-        except OSError as error:
-            _log.warning("garbage cannot be collected", error=str(error))
         else:
             if collected.freed.blob_count:
                 _log.info(

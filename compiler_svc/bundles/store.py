@@ -189,7 +189,7 @@ class BundleStore:
         find_tags = partial(self._database.run_and_wait, versions.list_tags)
         try:
             await asyncio.to_thread(write_tags, self.layout, find_tags)
-        except (KilnError, OSError) as error:
+        except KilnError as error:
             _log.warning("tags cannot be written", error=str(error))
 
     async def collect_garbage(self, *, dry_run: bool = False, max_cache_age_s: float | None = None) -> Collected:

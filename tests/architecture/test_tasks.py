@@ -41,7 +41,7 @@ class Source:
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def list_unseen(self) -> list[int]:
-        """The lines that create a task whose outcome no caller sees."""
+        """The lines that create a task whose outcome no code sees."""
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and name_call(node) in CREATE)
         return sorted(call.lineno for call in calls if not self.is_of_group(call) and not self.is_seen(call))
 
