@@ -23,7 +23,8 @@ from compiler_svc.lower.job import PREBUILT, LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import make_forkserver
 from execution.forkserver.parent_death import end_tree_with_parent
 from execution.forkserver.protocol import Call
-from targets.cpu import X86_64
+from targets.cpu import GXX, X86_64
+from targets.errors import ToolchainMissing
 from targets.isa import NATIVE
 
 #: What makes it, the slowest first. Models of other dtypes make kernels of their own.
@@ -45,6 +46,11 @@ def main() -> int:
     options = parser.parse_args()
     parts = _OBJECTS if options.without_headers else (_HEADERS, *_OBJECTS)
     levels = sorted({X86_64.resolve(isa) for isa in options.isa or [NATIVE]})
+    try:
+        GXX.find()
+    except ToolchainMissing as error:
+        sys.stderr.write(f"{error}; level 0 needs none, and nothing is made for the others\n")
+        return 0
     shutil.rmtree(PREBUILT, ignore_errors=True)
     PREBUILT.mkdir()
     with TemporaryDirectory() as scratch:

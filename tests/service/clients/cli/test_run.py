@@ -190,7 +190,7 @@ def test_graphs_answer_while_the_code_is_compiled(services: ScriptedServer, kiln
     assert (outcome.exit_code, outcome.out) == (0, "Once upon\n")
     assert "until its code is compiled, the model's graphs answer" in outcome.err
     quick, code = services.requests["Compile"]
-    assert (quick.name, quick.optimization_level) == ("tiny.auto-quick", compiler_pb2.OPTIMIZATION_LEVEL_O0)
+    assert (quick.name, quick.optimization_level) == ("tiny-quick.auto", compiler_pb2.OPTIMIZATION_LEVEL_O0)
     neuron = json.loads(quick.config_json)["neuron_config"]
     assert (neuron["context_encoding_buckets"], neuron["token_generation_buckets"]) == ([128], [1024])
     assert (code.name, code.optimization_level) == ("tiny.auto", compiler_pb2.OPTIMIZATION_LEVEL_UNSPECIFIED)
@@ -206,10 +206,15 @@ def test_who_wants_code_waits_for_it(services: ScriptedServer, kiln: Kiln, tiny:
     assert [one.name for one in services.requests["Compile"]] == ["tiny.auto"]
 
 
-def test_a_large_model_is_compiled_at_once(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
+@pytest.mark.parametrize(("weights_gib", "kv_gib", "memory_gib"), [(5, 0, 64), (3, 2, 8)], ids=["large", "not twice"])
+def test_a_large_model_is_compiled_at_once(
+    services: ScriptedServer, kiln: Kiln, tiny: Path, *, weights_gib: int, kv_gib: int, memory_gib: int
+) -> None:
     script_uncompiled(services)
     miss = [compiler_pb2.ExecutablePlan(tag="token_generation_1024", cache=compiler_pb2.CACHE_RESULT_MISS)]
-    services.script("PlanCompile", samples.plan(executables=miss))
+    ranks = [compiler_pb2.RankPlan(weights_bytes=weights_gib * GIB, kv_bytes=kv_gib * GIB)]
+    services.script("PlanCompile", samples.plan(executables=miss, ranks=ranks))
+    services.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(total_memory_bytes=memory_gib * GIB))
     assert kiln("run", "tiny", "Hello").exit_code == 0
     assert [one.name for one in services.requests["Compile"]] == ["tiny.auto"]
 

@@ -15,7 +15,7 @@ import torch
 from torch._inductor.exc import CppCompileError
 
 from bundle.manifest import Target
-from compiler_svc.lower import common_objects
+from compiler_svc.lower import common_objects, prebuilt
 from compiler_svc.lower.attend import compile_attend_kernel
 from compiler_svc.lower.common_objects import (
     HEADERS,
@@ -115,6 +115,17 @@ def test_what_set_up_installs_is_all_that_libraries_share(make_job: MakeJob) -> 
         ]
     assert [path for path in paths if not path.is_relative_to(PREBUILT)] == [], "`make setup` makes it"
     assert not set(PREBUILT.rglob("*")) & set(list_sources(LOWERING_CODE)), "they would change the keys of the cache"
+
+
+def test_without_a_compiler_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prebuilt, "PREBUILT", tmp_path / "installed")
+    monkeypatch.setattr("sys.argv", ["prebuilt"])
+    monkeypatch.setenv("PATH", "")
+    assert prebuilt.main() == 0
+    assert "g++" in capsys.readouterr().err
+    assert not (tmp_path / "installed").exists()
 
 
 def test_libraries_leave_the_templates_of_regular_expressions_to_the_interface(make_job: MakeJob) -> None:
