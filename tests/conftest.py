@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Tests, builds and ranks share the processors, and threads that spin for each other there waste them: beside one busy
 # process, tests of torch took twice the time on the clock. Read when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As `kiln_client` sets it, which a worker may import after grpc: gRPC would write to the output of commands under test.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Tests that compute with more threads share the processors with other tests: threads that wait must not keep them.
 os.environ.setdefault("GOMP_SPINCOUNT", "300")
 

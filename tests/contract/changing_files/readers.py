@@ -71,8 +71,9 @@ def make_unpacked(root: Path) -> None:
 
 def open_found(root: Path) -> None:
     directory = BundleDirectory(root)
-    digest = directory.find(parse_reference(NAME)) or directory.find(parse_reference("v1"))
-    if digest is not None:
+    found = directory.find(parse_reference(NAME)) or directory.find(parse_reference("v1"))
+    if found is not None:
+        digest, _ = found
         directory.open(digest, VERIFIER).verify(VERIFIER)
 
 

@@ -11,8 +11,9 @@ import pytest
 from tests.repository import ROOT
 
 WIRE = {"grpc", "google", "kiln", "edge"}
-#: What of `edge` knows no wire: its errors, what the engine counts with, what a request id is, how large a request is.
-WIRELESS = {"edge", "edge.errors", "edge.histogram", "edge.request_id", "edge.request_limit"}
+#: What of `edge` knows no wire: its errors, what the engine counts with, what a request id is, how large a request is,
+#: what sees to tasks.
+WIRELESS = {"edge", *(f"edge.{name}" for name in ("errors", "histogram", "request_id", "request_limit", "supervision"))}
 TENSORS = {"torch", "numpy", "safetensors", "transformers", "compiler_svc"}
 
 LOAD = """
