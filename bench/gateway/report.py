@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bench.gateway.chats import CROWDS, ROWS, TOKENS
 from bench.machine import describe_machine
 from bench.measurements import Measurements
 from bench.plan import Workload
@@ -45,7 +46,27 @@ def render(measured: Measurements, plan: Workload, parameters: int) -> str:
         f"Written by `python -m bench.gateway`. A random Llama of {parameters / 1e6:.0f} M parameters, float32, `-O1`, "
         f"{plan.num_threads} threads;\ngreedy streams of the same prompt. Figures are medians of {plan.rounds} rounds "
         "in which all took turns; ratios are\nmedians of the rounds' ratios. Clients, front, gateway and rank share "
-        f"the processors.\n\nMachine: {describe_machine()}.\n\n{render_table(head, rows)}\n"
+        f"the processors.\n\nMachine: {describe_machine()}.\n\n{render_table(head, rows)}\n\n"
+        f"{_render_chats(measured)}"
+    )
+
+
+def _render_chats(measured: Measurements) -> str:
+    rows = []
+    for chats in CROWDS:
+        base = f"chats.{chats}.service_s"
+        figures = [f"{measured.typical(base):.2f} s"]
+        for way in ("stream", "whole"):
+            name = f"chats.{chats}.{way}_s"
+            share = measured.relate(lambda one, service: one / service, name, base)
+            figures.append(f"{measured.typical(name):.2f} s ({share:.2f})")
+        rows.append((str(chats), *figures))
+    head = ("chats at once", "GenerationService", "SMG, streams", "SMG, whole")
+    return (
+        "## Chats at once\n\n"
+        "Seconds until the last of the chats has ended, and the ratio to GenerationService's: the shipped model with\n"
+        f"{ROWS} rows, {TOKENS} tokens each. The aim is a ratio of at most 1.3.\n\n"
+        f"{render_table(head, rows)}\n"
     )
 
 

@@ -14,6 +14,7 @@ from kiln_client import AsyncRuntime
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
+from bench.gateway.chats import time_chats
 from bench.meter import Meter
 from bench.services import DEPLOYMENT
 from bench.worker import serve
@@ -94,4 +95,4 @@ def stream(
 
 
 if __name__ == "__main__":
-    serve({"stream": stream})
+    serve({"stream": stream, "time_chats": time_chats})
