@@ -158,7 +158,7 @@ async def test_the_time_limit(
     [
         ("forkserver", LoweringFailed, "ended with the process that it was forked from"),
         ("lowering", LoweringFailed, "ended with SIGKILL"),
-        ("interpreter", LoweringFailed, "ended with CalledProcessError: .* SIGKILL"),
+        ("interpreter", LoweringFailed, "ended with CalledProcessError: .*SIGKILL"),
         ("compiler", NeuronCompilerFailed, "SIGKILL"),
     ],
 )
