@@ -17,7 +17,7 @@ CI_RUN = ROOT / ".ci/run"
 OTHER_LOOKUP = re.compile(r"shutil\.which\(|import which|importorskip|skipif")
 NAMES = sorted(read_sources())
 
-RUNS = ["make test require=1", "make test-slow MINUTES=74 require=1"]
+RUNS = ["make test require=1", "make test-slow MINUTES=32 require=1"]
 
 #: Stands for every program that .ci/run calls: it notes how it was called. Packages in $INSTALLED are installed.
 RECORDER = """#!/bin/sh
