@@ -39,7 +39,7 @@ $(VENV)/.prebuilt: $(VENV)/.installed $(wildcard compiler_svc/lower/kernels/* co
 # The newest of all that our distributions and their extras allow, for all who install.
 lock:
 	rm -rf build/lock
-	$(MAKE) setup VENV=build/lock CONSTRAINTS=/dev/null 'EXTRAS=[hf,hub,openai,postgresql,s3,tracing,vllm-engine]'
+	$(MAKE) build/lock/.installed VENV=build/lock CONSTRAINTS=/dev/null 'EXTRAS=[hf,hub,openai,postgresql,s3,tracing,vllm-engine]'
 	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude torch >build/lock/constraints.txt
 	mv build/lock/constraints.txt $(CONSTRAINTS)
 
