@@ -2,7 +2,8 @@
 #
 #     docker build --file deploy/gateway.Dockerfile --tag kiln-gateway .
 #
-# PIP_EXTRA_ARGS takes options of `pip install`, such as `--index-url URL` with an index of your own.
+# deploy/constraints.txt has the version of each package. PIP_EXTRA_ARGS takes options of `pip install`, such as
+# `--index-url URL` with an index of your own.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -20,8 +21,8 @@ COPY --from=build /opt/kiln /opt/kiln
 COPY deploy/gateway.py /opt/kiln/gateway.py
 USER 10001:10001
 WORKDIR /var/lib/kiln
-# SMG asks the Hub for a file at every chat, though it has the tokenizer of the runtime; nothing listens there.
-ENV PYTHONUNBUFFERED=1 HF_ENDPOINT=http://127.0.0.1:9
+# SMG asks the Hub for a model before it asks the runtime. Nothing can listen at port 0.
+ENV PYTHONUNBUFFERED=1 HF_ENDPOINT=http://127.0.0.1:0
 EXPOSE 8000
 ENTRYPOINT ["/opt/kiln/bin/python", "/opt/kiln/gateway.py"]
 CMD ["--help"]

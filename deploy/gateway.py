@@ -70,7 +70,7 @@ async def main() -> None:
     parser.add_argument("--api-key-file", required=True, type=Path, help="file of the key that clients show")
     options, rest = parser.parse_known_args()
     keys = ["--api-key", options.api_key_file.read_text().strip()]
-    # Nobody gets this one: SMG would let every client with the other one add runtimes, and so read what others ask.
+    # No client gets this one: SMG would let every client with the other one add runtimes, and so read what others ask.
     keys += ["--control-plane-api-keys", f"none:none:admin:{secrets.token_urlsafe()}"]
     command = [sys.executable, "-m", "smg", "launch", "--worker-urls", f"grpc://{options.runtime}", *keys, *rest]
     serving = asyncio.create_task(run_while_serving(options.runtime, command))
