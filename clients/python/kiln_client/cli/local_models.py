@@ -144,12 +144,10 @@ async def prepare(
         KilnError: The model is nowhere, or it cannot be compiled or loaded.
     """
     found = await _find(services, model, given)
-    if isinstance(found, Checkpoint):
-        build = await ModelBuild.plan(services, found, given, batch_size=batch_size)
-        compiled = await compile_model(services, build, progress=view)
-    else:
-        compiled = found
-    return await load_model(services, compiled, may_replace=may_replace, progress=view, deployment_id=deployment_id)
+    build = (
+        await ModelBuild.plan(services, found, given, batch_size=batch_size) if isinstance(found, Checkpoint) else found
+    )
+    return await _load(services, build, view, may_replace=may_replace, deployment_id=deployment_id)
 
 
 async def prepare_quickly(
@@ -169,13 +167,27 @@ async def prepare_quickly(
     """
     found = await _find(services, model, given)
     if isinstance(found, CompiledModel):
-        return await load_model(services, found, may_replace=may_replace, progress=view)
+        return await _load(services, found, view, may_replace=may_replace)
     build = await ModelBuild.plan(services, found, given, batch_size=batch_size)
     if not given.says_something and await is_quicker(services, build):
         return await QuickStart.open(services, found, given, build, progress=view)
-    compiled = await compile_model(services, build, progress=view)
-    deployment = await load_model(services, compiled, may_replace=may_replace, progress=view)
-    await end_quick(services, found)
+    return await _load(services, build, view, may_replace=may_replace)
+
+
+async def _load(
+    services: StackRecord,
+    model: ModelBuild | CompiledModel,
+    view: PreparationView,
+    *,
+    may_replace: bool,
+    deployment_id: str | None = None,
+) -> Deployment:
+    compiled = model if isinstance(model, CompiledModel) else await compile_model(services, model, progress=view)
+    deployment = await load_model(
+        services, compiled, may_replace=may_replace, progress=view, deployment_id=deployment_id
+    )
+    if isinstance(model, ModelBuild):
+        await end_quick(services, model)
     return deployment
 
 

@@ -109,9 +109,9 @@ async def is_quicker(services: StackRecord, build: ModelBuild) -> bool:
     return not is_compiled and weights_bytes <= MAX_WEIGHTS_BYTES and fits_twice
 
 
-async def end_quick(services: StackRecord, model: Checkpoint) -> None:
+async def end_quick(services: StackRecord, build: ModelBuild) -> None:
     """Unloads what answered for a model until it was compiled, if an earlier command has left it."""
-    await _end(services, f"{model.name}{_SUFFIX}")
+    await _end(services, f"{build.name}{_SUFFIX}")
 
 
 async def _end(services: StackRecord, deployment_id: str) -> None:
