@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import suppress
 from functools import partial
 
 from bundle.errors import ResourcesShort
 from edge.process import run_process
-from edge.supervision import begin_task
+from edge.supervision import report_failure
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from runtime_svc.host_cores import settle_cores
@@ -27,17 +28,19 @@ async def serve(settings: Settings) -> None:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
             sys.stdout.flush()
-            warming = begin_task(_warm_up(forkservers, settings), set())
+            warming = asyncio.create_task(_warm_up(forkservers, settings))
+            warming.add_done_callback(report_failure)
             await server.serve_until_signalled()
             warming.cancel()
 
 
 async def _warm_up(forkservers: RankForkservers, settings: Settings) -> None:
     """Loads what ranks of this host's formats need, one format after the other: clients are answered meanwhile."""
-    formats = dict.fromkeys(lowering.format.name for lowering in TARGETS[settings.target].lowerings)
-    for executable_format in formats if settings.warm_threads else ():
+    if settings.warm_threads is None:
+        return
+    for executable_format in dict.fromkeys(lowering.format.name for lowering in TARGETS[settings.target].lowerings):
         with suppress(ResourcesShort):
-            await forkservers.warm_up(settings.warm_threads or 0, executable_format)
+            await forkservers.warm_up(settings.warm_threads, executable_format)
 
 
 def main() -> None:
