@@ -67,7 +67,7 @@ def run_job(path: str) -> None:
 def _describe(error: Exception) -> str:
     """Class and message of an error, but for directories, and for what compilers say behind the first line."""
     lines = str(error).splitlines() or [""]
-    return _DIRECTORIES.sub("", f"{type(error).__name__}: {lines[0]}").removesuffix(": ")[:_MAX_DETAIL_CHARS]
+    return _DIRECTORIES.sub("", f"{type(error).__name__}: {lines[0]}").rstrip(": .")[:_MAX_DETAIL_CHARS]
 
 
 def _settle(job: LoweringJob) -> None:
