@@ -2,91 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from google.longrunning.operations_pb2 import Operation
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2
 from kiln.runtime.v1 import runtime_pb2
-from kiln_client.stack.home import StackRecord, announced
+from kiln_client.stack.home import announced
 
 from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
 from tests.servers.command import KILN, python_environment
 from tests.servers.scripted_server import ScriptedServer, refusal
-from tests.service.clients.conftest import Outcome
-
-Kiln = Callable[..., Outcome]
-GIB = 1 << 30
-OTHER_DIGEST = "sha256:" + "cd" * 32
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "home"
-    (path / "models").mkdir(parents=True)
-    monkeypatch.setenv("KILN_HOME", str(path))
-    return path
-
-
-@pytest.fixture
-def tiny(home: Path) -> Path:
-    """A checkpoint below the model root."""
-    path = home / "models" / "tiny"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    return path
-
-
-def record(server: ScriptedServer, home: Path, *, is_detached: bool) -> StackRecord:
-    return StackRecord(0, server.address, server.address, (str(home / "models"),), is_detached)
-
-
-@pytest.fixture
-def services(server: ScriptedServer, home: Path) -> Iterator[ScriptedServer]:
-    """Services in the background that compile, load and answer."""
-    server.script("GetBundle", refusal("NOT_FOUND", "BUNDLE_NOT_FOUND"))
-    server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(total_memory_bytes=8 * GIB))
-    server.script("PlanCompile", samples.plan(largest=compiler_pb2.LargestSizes(batch_size=6, seq_len=1024)))
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("LOWER"), samples.watch_result()])
-    server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse())
-    server.script("LoadBundle", [runtime_pb2.LoadBundleResponse(deployment=deployment())])
-    server.script("Generate", samples.generation())
-    with announced(home, record(server, home, is_detached=True)):
-        yield server
-
-
-def deployment(deployment_id: str = "tiny", digest: str = samples.DIGEST, **load: int) -> runtime_pb2.Deployment:
-    """A deployment that chats."""
-    made = samples.deployment()
-    made.id = deployment_id
-    made.capabilities.chat = True
-    made.roles[0].bundle_digest = made.roles[0].weights_digest = digest
-    made.load.MergeFrom(runtime_pb2.Load(**load))  # type: ignore[arg-type]
-    return made
-
-
-def script_deployments(server: ScriptedServer, *deployments: runtime_pb2.Deployment) -> None:
-    server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=deployments))
-
-
-def asked(server: ScriptedServer) -> list[list[tuple[str, str]]]:
-    """Turns of each conversation that the runtime was asked to answer."""
-    return [[(turn.role, turn.content) for turn in one.chat.messages] for one in server.requests["Generate"]]
-
-
-def compiled(server: ScriptedServer) -> Any:
-    """The configuration that the compiler was asked for."""
-    (request,) = server.requests["Compile"]
-    return json.loads(request.config_json)
+from tests.service.clients.cli.run.scripted_models import (
+    GIB,
+    OTHER_DIGEST,
+    Kiln,
+    asked,
+    compiled,
+    deployment,
+    record,
+    script_deployments,
+)
 
 
 def test_compiles_loads_and_answers(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
@@ -165,95 +105,6 @@ def test_prompts_get_several_buckets_if_padding_costs(
     neuron = compiled(services)["neuron_config"]
     assert neuron["context_encoding_buckets"] == prompts
     assert neuron["token_generation_buckets"] == prompts[-1:]
-
-
-def script_uncompiled(server: ScriptedServer) -> None:
-    """Lets the cache lack the code of a small model, whose graphs answer as `tiny-quick`."""
-    executable = compiler_pb2.ExecutablePlan(tag="token_generation_1024", cache=compiler_pb2.CACHE_RESULT_MISS)
-    largest = compiler_pb2.LargestSizes(seq_len=4096)
-    ranks = [compiler_pb2.RankPlan(weights_bytes=GIB // 2)]
-    server.script("PlanCompile", samples.plan(largest=largest, ranks=ranks, executables=[executable]))
-    quick, code = deployment("tiny-quick"), deployment("tiny", OTHER_DIGEST)
-    loads = ([runtime_pb2.LoadBundleResponse(deployment=one)] for one in (quick, code))
-    server.script("LoadBundle", *loads)
-    found = ([], [quick], [quick, code])
-    server.script("ListDeployments", *(runtime_pb2.ListDeploymentsResponse(deployments=one) for one in found))
-    server.script("UnloadBundle", runtime_pb2.UnloadBundleResponse())
-    results = [samples.watch_result() for _ in range(2)]
-    results[1].result.digest = OTHER_DIGEST
-    server.script("WatchCompile", *([one] for one in results))
-
-
-def test_graphs_answer_while_the_code_is_compiled(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
-    script_uncompiled(services)
-    outcome = kiln("run", "tiny", "Hello")
-    assert (outcome.exit_code, outcome.out) == (0, "Once upon\n")
-    assert "until its code is compiled, the model's graphs answer" in outcome.err
-    quick, code = services.requests["Compile"]
-    assert (quick.name, quick.optimization_level) == ("tiny-quick.auto", compiler_pb2.OPTIMIZATION_LEVEL_O0)
-    neuron = json.loads(quick.config_json)["neuron_config"]
-    assert (neuron["context_encoding_buckets"], neuron["token_generation_buckets"]) == ([128], [1024])
-    assert (code.name, code.optimization_level) == ("tiny.auto", compiler_pb2.OPTIMIZATION_LEVEL_UNSPECIFIED)
-    assert json.loads(code.config_json)["neuron_config"]["context_encoding_buckets"] == [4096]
-    assert [one.deployment_id for one in services.requests["Generate"]] == ["tiny-quick"]
-    assert services.requests["CancelOperation"] == [], "the compile goes on for the next command"
-
-
-@pytest.mark.parametrize("words", [("--no-quick-start",), ("-O", "1"), ("--override", "neuron_config.seq_len=512")])
-def test_who_wants_code_waits_for_it(services: ScriptedServer, kiln: Kiln, tiny: Path, words: tuple[str, ...]) -> None:
-    script_uncompiled(services)
-    assert kiln("run", "tiny", "Hello", *words).exit_code == 0
-    assert [one.name for one in services.requests["Compile"]] == ["tiny.auto"]
-
-
-@pytest.mark.parametrize(("weights_gib", "kv_gib", "memory_gib"), [(5, 0, 64), (3, 2, 8)], ids=["large", "not twice"])
-def test_a_large_model_is_compiled_at_once(
-    services: ScriptedServer, kiln: Kiln, tiny: Path, *, weights_gib: int, kv_gib: int, memory_gib: int
-) -> None:
-    script_uncompiled(services)
-    miss = [compiler_pb2.ExecutablePlan(tag="token_generation_1024", cache=compiler_pb2.CACHE_RESULT_MISS)]
-    ranks = [compiler_pb2.RankPlan(weights_bytes=weights_gib * GIB, kv_bytes=kv_gib * GIB)]
-    services.script("PlanCompile", samples.plan(executables=miss, ranks=ranks))
-    services.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(total_memory_bytes=memory_gib * GIB))
-    assert kiln("run", "tiny", "Hello").exit_code == 0
-    assert [one.name for one in services.requests["Compile"]] == ["tiny.auto"]
-
-
-def test_code_takes_over_between_two_turns(
-    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]
-) -> None:
-    script_uncompiled(services)
-    say("Hello", "Go on", "And then?")
-    services.script("GetOperation", *[samples.OPERATION] * 2, Operation(name=samples.OPERATION.name, done=True))
-    outcome = kiln("run", "tiny")
-    assert (outcome.exit_code, outcome.out) == (0, "Once upon\n" * 3)
-    assert "from here on its code answers" in outcome.err
-    assert [one.deployment_id for one in services.requests["Generate"]] == ["tiny-quick", "tiny-quick", "tiny"]
-    said = [("user", "Hello"), ("assistant", "Once upon"), ("user", "Go on"), ("assistant", "Once upon")]
-    assert asked(services)[-1] == [*said, ("user", "And then?")], "its history is computed again"
-    assert [one.deployment_id for one in services.requests["UnloadBundle"]] == ["tiny-quick"]
-
-
-def test_what_is_too_long_for_graphs_waits_for_the_code(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
-    script_uncompiled(services)
-    services.script("Generate", [refusal("INVALID_ARGUMENT", "PROMPT_TOO_LONG", "too long")], samples.generation())
-    outcome = kiln("run", "tiny", "a book", "--json")
-    assert [one.deployment_id for one in services.requests["Generate"]] == ["tiny-quick", "tiny"]
-    assert (outcome.last["text"], outcome.last["deployment_id"]) == ("Once upon", "tiny")
-
-
-def test_graphs_go_on_if_the_code_cannot_be_compiled(
-    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]
-) -> None:
-    script_uncompiled(services)
-    services.script("WatchCompile", [samples.watch_result()], refusal("FAILED_PRECONDITION", "TOOLCHAIN_MISSING"))
-    services.script("Generate", [refusal("INVALID_ARGUMENT", "PROMPT_TOO_LONG", "too long")], samples.generation())
-    say("a book", "Hello")
-    outcome = kiln("run", "tiny")
-    assert (outcome.exit_code, outcome.out) == (0, "Once upon\n")
-    assert "TOOLCHAIN_MISSING" in outcome.err
-    assert [one.deployment_id for one in services.requests["Generate"]] == ["tiny-quick"] * 2
-    assert services.requests["UnloadBundle"] == []
 
 
 def test_buckets_that_a_person_lists_are_kept(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
@@ -390,65 +241,6 @@ def test_logs(kiln: Kiln, home: Path) -> None:
     (home / "logs" / "runtime.log").write_text("four\n")
     assert kiln("logs", "-n", "2").out == "compiler: two\ncompiler: three\nruntime: four\n"
     assert kiln("logs", "compiler", "-n", "1").out == "three\n"
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts lines on standard input."""
-
-    def put(*lines: str) -> None:
-        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-
-    return put
-
-
-def test_a_chat_remembers(services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]) -> None:
-    say("Hello", "", "And then?", "/reset", "Hello again", "/bye", "never asked")
-    outcome = kiln("run", "tiny")
-    assert (outcome.exit_code, outcome.out) == (0, "Once upon\n" * 3)
-    first = ("user", "Hello")
-    assert asked(services) == [
-        [first],
-        [first, ("assistant", "Once upon"), ("user", "And then?")],
-        [("user", "Hello again")],
-    ]
-
-
-@pytest.mark.parametrize("has_sessions", [True, False])
-def test_a_chat_is_a_session_where_there_are_some(
-    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None], has_sessions: bool
-) -> None:
-    made = deployment()
-    made.capabilities.sessions = has_sessions
-    services.script("LoadBundle", [runtime_pb2.LoadBundleResponse(deployment=made)])
-    say("Hello", "And then?", "/reset", "Hello again")
-    assert kiln("run", "tiny").exit_code == 0
-    first, second, third = (request.session_id for request in services.requests["Generate"])
-    assert first == second
-    assert (third != first) is bool(first) is has_sessions
-
-
-def test_a_chat_survives_a_refusal(services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]) -> None:
-    services.script("Generate", [refusal("INVALID_ARGUMENT", "PROMPT_TOO_LONG", "too long")], samples.generation())
-    say("a book", "/what", "Hello")
-    outcome = kiln("run", "tiny")
-    assert outcome.exit_code == 0
-    assert "PROMPT_TOO_LONG" in outcome.err
-    assert "there is no /what" in outcome.err
-    assert asked(services)[1] == [("user", "Hello")], "what was refused is not remembered"
-
-
-def test_a_chat_ends_with_its_runtime(
-    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]
-) -> None:
-    services.script("Generate", [refusal("UNAVAILABLE", "DRAINING")])
-    say("Hello", "Hello?")
-    assert kiln("run", "tiny").exit_code == 1
-    assert len(services.requests["Generate"]) == 1
-
-
-def test_a_chat_is_no_json(kiln: Kiln, tiny: Path) -> None:
-    assert kiln("run", "tiny", "--json").error["reason"] == "USAGE_INVALID"
 
 
 def test_following_a_log_ends_with_ctrl_c(home: Path) -> None:
