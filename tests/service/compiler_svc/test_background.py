@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +16,10 @@ from edge.access.key_source import KeyUrl
 from edge.server import EdgeServer
 from tests.bundles.samples import publish_sample
 from tests.hang_guard import HANG_S
-from tests.servers.authority import Authority
 from tests.servers.background import Broken, break_task
 from tests.servers.key_issuer import Issuer
 from tests.servers.metrics import scrape
 from tests.servers.running_compiler import serve_compiler
-
-
-@pytest.fixture
-async def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Issuer]:
-    authority = Authority(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    with closing(Issuer(authority)) as started:
-        yield started
 
 
 @pytest.fixture

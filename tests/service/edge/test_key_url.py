@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +17,8 @@ from edge.access.key_source import KeyUrl
 from edge.access.token_verifier import TokenVerifier
 from edge.supervision import Supervisor
 from tests.hang_guard import HANG_S
-from tests.servers.authority import Authority
 from tests.servers.key_issuer import KEY, NO_HTTP, Issuer
 from tests.servers.tokens import SigningKey, make_claims
-
-
-@pytest.fixture
-def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Issuer]:
-    authority = Authority(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    with closing(Issuer(authority)) as started:
-        yield started
 
 
 @pytest.fixture

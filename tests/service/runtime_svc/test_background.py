@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,21 +15,12 @@ from structlog.testing import capture_logs
 from edge.access.key_source import KeyUrl
 from runtime_svc.deployments.file_watch import FileWatch
 from tests.hang_guard import HANG_S
-from tests.servers.authority import Authority
 from tests.servers.background import Broken, break_task
 from tests.servers.key_issuer import Issuer
 from tests.servers.runtime import Runtime, serve_runtime
 from tests.servers.tokens import SigningKey, bearer, make_claims
 
 PROD = "story@prod"
-
-
-@pytest.fixture
-async def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Issuer]:
-    authority = Authority(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    with closing(Issuer(authority)) as started:
-        yield started
 
 
 @pytest.fixture
