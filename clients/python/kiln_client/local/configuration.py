@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from kiln.compiler.v1.compiler_pb2 import PlanCompileResponse
-
 from kiln_client.compiler import AsyncCompiler, plan_request
 from kiln_client.errors import ModelTooLarge
 from kiln_client.local.lookup import Checkpoint
@@ -160,15 +158,11 @@ async def _find_seq_len(
     plan = await compiler.plan_compile(request)
     fitting = plan.largest.seq_len
     if not fitting:
-        raise ModelTooLarge(model.name, count_needed_bytes(plan), memory_bytes)
+        parts = ("weights_bytes", "kv_bytes", "activation_bytes", "code_bytes", "lora_bytes")
+        needed = sum(getattr(rank, part) for rank in plan.ranks for part in parts)
+        raise ModelTooLarge(model.name, needed, memory_bytes)
     longest = min(fitting, MAX_SEQ_LEN)
     return longest - longest % _STEP_TOKENS or longest
-
-
-def count_needed_bytes(plan: PlanCompileResponse) -> int:
-    """Memory that all ranks of a plan take."""
-    parts = ("weights_bytes", "kv_bytes", "activation_bytes", "code_bytes", "lora_bytes")
-    return sum(getattr(rank, part) for rank in plan.ranks for part in parts)
 
 
 def _num_ranks(document: Mapping[str, Any]) -> int:

@@ -72,13 +72,11 @@ class ModelBuild:
         name: Id of the deployment, unless another bundle has it.
         configuration: What to compile.
         request: Asks the compiler for it.
-        memory_bytes: The runtime's memory for deployments.
     """
 
     name: str
     configuration: Configuration
     request: CompileRequest
-    memory_bytes: int
 
     @classmethod
     async def plan(
@@ -100,7 +98,7 @@ class ModelBuild:
         request = compile_request(
             f"{model.name}{suffix}{_AUTO}", str(model.path), configuration.document, **given.build_options
         )
-        return cls(f"{model.name}{suffix}", configuration, request, memory_bytes)
+        return cls(f"{model.name}{suffix}", configuration, request)
 
     def take(self, response: CompileResponse) -> CompiledModel:
         """Takes what the compiler has made."""

@@ -11,7 +11,7 @@ from kiln.runtime.v1.runtime_pb2 import Deployment
 
 from kiln_client.compiler import AsyncCompiler
 from kiln_client.errors import KilnError, NotFound
-from kiln_client.local.configuration import Given, count_needed_bytes
+from kiln_client.local.configuration import Given
 from kiln_client.local.lookup import Checkpoint
 from kiln_client.local.preparation import ModelBuild, Progress, compile_model, is_idle, load_model
 from kiln_client.runtime import AsyncRuntime
@@ -19,8 +19,8 @@ from kiln_client.stack.home import StackRecord
 
 #: Behind the names of the bundle and the deployment.
 _SUFFIX: Final = "-quick"
-#: Weights of models for which graphs were measured to answer sooner, up to 2.2 GB; docs/performance.md has the times.
-MAX_WEIGHTS_BYTES: Final = 4 << 30
+#: Weights of models whose graphs answer sooner by more than they cost; docs/performance.md has the times.
+MAX_WEIGHTS_BYTES: Final = 256 << 20
 
 
 class QuickStart:
@@ -90,10 +90,7 @@ class QuickStart:
 
 
 async def is_quicker(services: StackRecord, build: ModelBuild) -> bool:
-    """Whether a model's graphs answer sooner than its code: the cache lacks the code, and the model is not too large.
-
-    Both are loaded for a while.
-    """
+    """Whether a model's graphs answer sooner than its code: the cache lacks the code, and the model is small."""
     request = build.request
     same = PlanCompileRequest(
         model=request.model,
@@ -104,9 +101,7 @@ async def is_quicker(services: StackRecord, build: ModelBuild) -> bool:
     async with AsyncCompiler(services.compiler, **services.connection) as compiler:
         plan = await compiler.plan_compile(same)
     is_compiled = all(executable.cache == CACHE_RESULT_HIT for executable in plan.executables)
-    weights_bytes = sum(rank.weights_bytes for rank in plan.ranks)
-    fits_twice = 2 * count_needed_bytes(plan) <= build.memory_bytes
-    return not is_compiled and weights_bytes <= MAX_WEIGHTS_BYTES and fits_twice
+    return not is_compiled and sum(rank.weights_bytes for rank in plan.ranks) <= MAX_WEIGHTS_BYTES
 
 
 async def end_quick(services: StackRecord, build: ModelBuild) -> None:
