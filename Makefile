@@ -47,10 +47,10 @@ lock:
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# What CI runs: the static checks, then every test but the slow ones. Three workers for two cores, because many tests
+# What CI runs: the static checks, then every test but the slow ones. Four workers for two cores, because many tests
 # wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # A share of the slow tests: those of rooms that changed since yesterday, then the others by turns. CI runs it.
 test-slow: setup
@@ -101,11 +101,10 @@ define generate
 	  $(PROTOS:protos/%=%)
 endef
 
-# Pages that are made from the code.
+# Pages, and what `kiln config reference` and `kiln errors` print, made from the code.
 docs: setup
 	$(BIN)/python -m tests.architecture.error_table
-	$(BIN)/python -m tests.architecture.config_table
-	$(BIN)/python -m tests.architecture.option_table
+	$(BIN)/python -m tests.architecture.config_reference
 	$(BIN)/python -m tests.architecture.scope_table
 	$(BIN)/python -m tests.architecture.leftover_table
 

@@ -2,11 +2,8 @@
 
     .venv/bin/python -m bench                     writes RESULTS.md; --large: 1.1 B parameters, writes RESULTS-large.md
     .venv/bin/python -m bench --quick             tries all of it with tiny models, writes .kiln/RESULTS-quick.md
-    .venv/bin/python -m bench.kernels             the kernels by themselves, by instruction set
-    .venv/bin/python -m bench.sharding            how fast shards are written, and in how much memory
     .venv/bin/python -m bench.peers.install       once, before: puts the peers into virtual environments of their own
 
-Engines that are compared take turns, in processes that live for the whole run and wait while others measure
-(`worker`), so that other load of the machine affects all of them alike. The benchmark may import every package; no
-package imports it.
+Engines that are compared take turns, in processes that live for the whole run and wait while others measure (`worker`),
+so that other load of the machine affects all of them alike. The benchmark may import every package; none imports it.
 """

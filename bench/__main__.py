@@ -61,12 +61,7 @@ def main() -> None:
 
 
 def measure(workload: Workload, peers: Sequence[str]) -> Section:
-    """Measures one workload. What fails is missing, and the section says why.
-
-    Args:
-        workload: What is measured.
-        peers: Names of the engines beside Kiln.
-    """
+    """Measures one workload. What fails is missing, and the section says why."""
     say(f"{workload.name}: writing the checkpoint")
     directory = Path(tempfile.mkdtemp(prefix="kiln-bench-"))
     measured = Measurements()

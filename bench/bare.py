@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bench.worker import serve, time_steps
-from bundle.layout import Layout
 from bundle.manifest import Executable
-from bundle.reader import open_bundle
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
 from execution.executors.executor import Executor, load_executor
 from execution.ranks.process import keep_freed_memory
 

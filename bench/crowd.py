@@ -19,9 +19,6 @@ def crowd(
     """Streams greedy answers, and sends a prompt while they run.
 
     Args:
-        address: `host:port` of the runtime.
-        deployment: Id of the deployment.
-        streams: Number of the streams.
         context: Tokens of the prompt of each.
         steps: Tokens that each stream has at least before the prompt is sent.
         prompt: Tokens of the prompt.
@@ -30,9 +27,6 @@ def crowd(
     Returns:
         `calm`, `crowded`: seconds between two tokens of a stream, which ended before the prompt was sent, and which
         ended between then and its first token. `first_s`: seconds until its first token.
-
-    Raises:
-        ValueError: The streams had ended before the prompt had its first token.
     """
     measuring = _Crowd(deployment, streams, context, max_tokens)
     return asyncio.run(measuring.run(address, steps, prompt))
@@ -49,7 +43,6 @@ class _Crowd:
         self._changed = asyncio.Event()
 
     async def run(self, address: str, steps: int, prompt: int) -> dict[str, Any]:
-        """Measures; see `crowd`."""
         try:
             async with AsyncRuntime(address) as runtime, asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._stream(runtime, its)) for its in self._moments]

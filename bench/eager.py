@@ -16,7 +16,6 @@ def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length:
     Args:
         model: Directory of the checkpoint.
         dtype: Of weights, activations, keys and values.
-        num_threads: Threads to compute with.
         max_rows: Rows that `decode` will be asked for.
         max_length: Positions that each of these rows may take.
         max_prompt: Tokens that `prefill` will be asked for.

@@ -26,9 +26,7 @@ class Goal:
     """A figure and the bound that it should meet.
 
     Attributes:
-        name: What the figure is of.
         figure: None if the run has none.
-        goal: The bound.
         at_least: Whether the figure may exceed it, or else be less.
         aim: A figure beyond the bound that is aimed at; None if there is none.
     """
@@ -56,11 +54,7 @@ def arithmetic_limit(measured: Measurements, workload: Workload) -> str:
 def share_of_limit(measured: Measurements, workload: Workload, parameters: int, name: str) -> float:
     """The least time that a step can take on this machine, as a share of what it took.
 
-    Args:
-        measured: The figures.
-        workload: What was measured.
-        parameters: Number of parameters that a step reads.
-        name: ENGINE.decode.STREAMS or ENGINE.prefill.TOKENS.
+    `name` is ENGINE.decode.STREAMS or ENGINE.prefill.TOKENS; a step reads so many parameters.
     """
     _, action, size = name.split(".")
     describe = decode_work if action == "decode" else prefill_work
@@ -81,8 +75,6 @@ def list_goals(measured: Measurements, workload: Workload, parameters: int) -> l
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A goal and the figures that it is made of."""
-
     title: str
     names: tuple[str, ...]
     combine: Callable[..., float]

@@ -14,12 +14,7 @@ _SOURCE: Final = Path(__file__).with_name("limits.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of the processor.
-
-    Attributes:
-        title: What the loop does, for people.
-        rate: Unit of its rate, which is a billion of these a second.
-    """
+    """A unit of the processor. `title` says what its loop does; rates are in billions of `rate` a second."""
 
     title: str
     rate: str
@@ -39,12 +34,7 @@ MULTIPLIERS: Final = {"float32": ("float32",), "bfloat16": ("float32", "bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The rate of one unit, in operations or bytes a second.
-
-    Attributes:
-        rate: Of all threads, by the clock.
-        thread_rate: Of one of the threads, by its processor time.
-    """
+    """Operations or bytes a second of a unit: of all threads by the clock, and of one by its processor time."""
 
     rate: float
     thread_rate: float
@@ -54,11 +44,7 @@ class Limits:
     """The compiled loops."""
 
     def __init__(self, directory: Path) -> None:
-        """Compiles them for this host, into a directory.
-
-        Raises:
-            CalledProcessError: The source does not compile.
-        """
+        """Compiles them for this host, into a directory."""
         self._program = directory / "limits"
         options = ("-O3", "-march=native", "-std=c++20", "-pthread")
         subprocess.run([str(GXX.find()), *options, str(_SOURCE), "-o", str(self._program)], check=True)

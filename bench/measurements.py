@@ -19,9 +19,7 @@ class Measurements:
         samples: By name and round, one figure: seconds, or for limits a rate. A round may lack it: not all measure
             everything, and what fails gives no figure.
         pools: By name, figures of all rounds together, such as the times between two tokens.
-        once: Figures taken once.
         notes: Facts that a reader needs, such as how a peer ran.
-        failures: What could not be measured, and why.
         profiles: Where the time of steps goes: by step, shares by what was done.
     """
 
@@ -68,11 +66,7 @@ class Measurements:
         return bool(self._common_rounds(names))
 
     def this_round(self, name: str) -> float:
-        """The figure of this round.
-
-        Raises:
-            LookupError: The round has not measured it.
-        """
+        """The figure of this round."""
         if self._round not in self.samples.get(name, {}):
             raise LookupError(f"this round has no {name}")
         return self.samples[name][self._round]

@@ -22,7 +22,6 @@ class StreamMeter:
     """Counts the tokens of one stream, from the moment when it is asked for."""
 
     def __init__(self, meter: Meter) -> None:
-        """Begins now."""
         self._meter = meter
         self._last = time.perf_counter()
         self._had = 0
@@ -41,20 +40,11 @@ class StreamMeter:
 class Meter:
     """Counts tokens from the moment when every stream has one until the moment when one stream has all.
 
-    Attributes:
-        streams: How many run.
-        firsts: Seconds from the request to the first token, of each stream.
-        gaps: Seconds between two messages with tokens, of all streams.
+    `firsts` are seconds from a stream's request to its first token, `gaps` those between two messages with tokens.
     """
 
     def __init__(self, streams: int, tokens: int, processes: Mapping[str, int]) -> None:
-        """Counts nothing yet.
-
-        Args:
-            streams: How many run.
-            tokens: Tokens of each.
-            processes: Ids of the processes whose time is measured, by a name.
-        """
+        """Measures streams of `tokens` tokens each, and the time of processes, whose ids it takes by a name."""
         self.streams = streams
         self.firsts: list[float] = []
         self.gaps: list[float] = []
@@ -80,11 +70,7 @@ class Meter:
             self._end = self._mark()
 
     def result(self) -> dict[str, Any]:
-        """`step_s`: seconds per step; `NAME_cpu_s`: processor seconds of each process per token; `firsts`; `gaps`.
-
-        Raises:
-            ValueError: A stream had ended before the last one began.
-        """
+        """`step_s`: seconds per step; `NAME_cpu_s`: processor seconds of each process per token; `firsts`; `gaps`."""
         start, end = self._start, self._end
         if start is None or end is None or end.tokens - start.tokens < self.streams:
             raise ValueError(f"{self.streams} streams of {self._tokens} tokens did not run at the same time")

@@ -19,9 +19,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class Shares:
     """Shares of the time of all processors.
 
-    Attributes:
-        others: Of processes that the run did not start, and of the kernel.
-        stolen: Given to other virtual machines.
+    `others` is of the kernel and of processes that the run did not start; `stolen` went to other virtual machines.
     """
 
     others: float
@@ -32,11 +30,6 @@ class OtherLoad:
     """Compares what the machine's processors did with what this process and its descendants did."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        """Begins to measure.
-
-        Args:
-            stat: What the kernel says of its processors.
-        """
         self._stat = stat
         self._start = self._mark()
 

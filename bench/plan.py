@@ -15,7 +15,6 @@ class Crowd:
     """A long prompt that arrives while streams decode.
 
     Attributes:
-        streams: Those that decode.
         prompt: Tokens of the prompt.
         chunk: Tokens of it that a step computes between two tokens of the streams.
         steps: Tokens of each stream before the prompt arrives, whose pace its pace meanwhile is compared with.
@@ -46,13 +45,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """An option of the runtime whose states are compared, each in a runtime of its own.
-
-    Attributes:
-        title: For people.
-        on: Command line of the state that is compared with the other.
-        off: Command line of the other state.
-    """
+    """An option of the runtime whose states, given as command lines, are compared, each in a runtime of its own."""
 
     title: str
     on: tuple[str, ...]
@@ -64,7 +57,6 @@ class Workload:
     """One model in one dtype, and what is measured of it.
 
     Attributes:
-        name: For the command line.
         model: Changes to the configuration of the random Llama.
         dtype: Of weights, activations, keys and values, of all engines.
         batches: Streams that are decoded at once, each with a bundle of its own.
@@ -79,7 +71,6 @@ class Workload:
         crowd: A prompt among streams, with and without chunks; None leaves it out.
         prefix: Prompts that begin alike, with and without a cache of prefixes; None leaves it out.
         stepwise: Those of `batches` that are decoded without async scheduling, too.
-        num_threads: Threads of everything that is compared.
     """
 
     name: str

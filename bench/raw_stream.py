@@ -41,9 +41,8 @@ class _Servicer(generation_pb2_grpc.GenerationServiceServicer):
 def measure(tokens: int, interval_s: float = 0.0) -> float:
     """Seconds of this process's processor time per message, over one stream to a client in another process.
 
-    Args:
-        interval_s: Time between two messages, in which the process sleeps; waking up costs more than a write. With 0,
-            the server writes each message as soon as the one before is written.
+    The server sleeps `interval_s` between two messages; waking up costs more than a write. With 0, it writes each
+    message as soon as the one before is written.
     """
     return asyncio.run(_measure(tokens, interval_s))
 

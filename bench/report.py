@@ -43,14 +43,7 @@ _CROWD_FIGURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a page says of one workload.
-
-    Attributes:
-        workload: What was measured.
-        measured: The figures.
-        num_parameters: Of the model.
-        num_read: Those that a decode step reads: all but other tokens' embeddings.
-    """
+    """What a page says of one workload. A decode step reads `num_read` parameters: all but other tokens' embeddings."""
 
     workload: Workload
     measured: Measurements
@@ -59,13 +52,7 @@ class Section:
 
 
 def render(sections: Sequence[Section], command: str, duration_s: float) -> str:
-    """Renders the page in Markdown.
-
-    Args:
-        sections: One for each workload.
-        command: What writes the page.
-        duration_s: Seconds that the run took.
-    """
+    """Renders the page in Markdown."""
     head = (
         "# Results\n\n"
         f"Written by `{command}`, in {duration_s / 60:.0f} minutes.\n"

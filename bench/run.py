@@ -35,14 +35,7 @@ class Run:
     """One run: the engines that it measures, and their figures."""
 
     def __init__(self, workload: Workload, work: Path, stack: contextlib.ExitStack, measured: Measurements) -> None:
-        """Compiles, loads, and starts the engines; the stack ends them.
-
-        Args:
-            workload: What is measured.
-            work: Directory with `models/random`; takes everything else.
-            stack: Ends what the run starts.
-            measured: Takes the figures.
-        """
+        """Compiles, loads, and starts the engines; the stack ends them."""
         self.measured = measured
         self._workload = workload
         self._work = work
@@ -88,11 +81,7 @@ class Run:
             self._peers[name] = worker
 
     def measure_round(self, number: int) -> None:
-        """Measures every engine once, in turn, or in the rounds for it.
-
-        Args:
-            number: Of the round, from 0.
-        """
+        """Measures every engine once, in turn, or in the rounds for it."""
         workload, measured = self._workload, self.measured
         measured.begin_round()
         load = OtherLoad()

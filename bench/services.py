@@ -35,11 +35,7 @@ class Server:
     launcher: psutil.Process
 
     def find_rank(self) -> psutil.Process:
-        """Finds the process of the only rank of the only deployment.
-
-        Raises:
-            LookupError: No process is a rank.
-        """
+        """Finds the process of the only rank of the only deployment."""
         return _find_process(self.launcher, "kiln-rank-0")
 
 
@@ -78,16 +74,7 @@ def running_services(home: Path, models: Path) -> Iterator[Services]:
 
 @contextmanager
 def running_server(services: Services, cache: Path, options: Sequence[str]) -> Iterator[Server]:
-    """Starts another runtime over the same bundles, with options of its own.
-
-    Args:
-        services: Where its bundles come from.
-        cache: Directory of its own.
-        options: Words of its command line.
-
-    Raises:
-        RuntimeError: It does not begin to serve.
-    """
+    """Starts another runtime over the same bundles, with options of its own."""
     words = ["--address=127.0.0.1:0", f"--compiler={services.compiler}", f"--bundle-store={services.home / 'store'}"]
     words += [f"--cache={cache}", "--cores=1", f"--log-file={cache}.log", *options]
     command = [sys.executable, "-m", "runtime_svc", *words]
@@ -108,7 +95,6 @@ class Compiled:
     """A bundle.
 
     Attributes:
-        digest: Its digest.
         lowering_s: Seconds by the clock that each executable took to lower, beside others, by tag;
             none for those that the cache had.
         duration_s: Seconds by the clock of the whole compile.
@@ -122,14 +108,7 @@ class Compiled:
 
 
 def compile_bundle(services: Services, name: str, config: dict[str, Any], model: str) -> Compiled:
-    """Compiles a bundle for this host's processor.
-
-    Args:
-        services: What compiles.
-        name: Of the bundle.
-        config: Its InferenceConfig.
-        model: Directory below the model root.
-    """
+    """Compiles a bundle for this host's processor."""
     with Compiler(services.compiler) as compiler:
         before_s = services.measure_lowerings()
         answer = compiler.compile(compile_request(name, model, config))

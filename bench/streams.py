@@ -18,18 +18,9 @@ from bench.worker import serve
 def stream(
     *, address: str, deployment: str, streams: int, context: int, tokens: int, processes: dict[str, int]
 ) -> dict[str, Any]:
-    """Streams greedy answers of `tokens` tokens each, while all of them stream.
+    """Streams greedy answers of `tokens` tokens each to prompts of `context` tokens, while all of them stream.
 
-    Args:
-        address: `host:port` of the runtime.
-        deployment: Id of the deployment.
-        streams: Number of them.
-        context: Tokens of each prompt.
-        tokens: Tokens of each answer.
-        processes: Ids of the processes whose time is measured, by a name.
-
-    Returns:
-        See `Meter.result`. Beside the processes, `client` is this one.
+    `processes` are the ids of those whose time is measured, by a name; `Meter.result` has this one as `client`.
     """
     meter = Meter(streams, tokens, processes | {"client": os.getpid()})
     asyncio.run(_stream(address, deployment, context, tokens, meter))
@@ -41,16 +32,8 @@ def prefixes(
 ) -> dict[str, list[float]]:
     """Sends prompts that begin alike, one after the other, each for one token.
 
-    Args:
-        address: `host:port` of the runtime.
-        deployment: Id of the deployment.
-        shared: Tokens that they begin with.
-        own: Tokens behind these.
-        prompts: How many.
-        is_cached: Whether they may use what an earlier prompt has left in the cache.
-
-    Returns:
-        `firsts`: seconds until the first token of each. `cached`: tokens that the runtime took from its cache.
+    They begin with `shared` tokens and have `own` ones behind. If `is_cached`, they may use what an earlier one left.
+    `firsts` has the seconds until the first token of each, `cached` the tokens that the runtime took from its cache.
     """
     return asyncio.run(_prefixes(address, deployment, (shared, own), prompts, is_cached=is_cached))
 

@@ -28,13 +28,7 @@ class SwitchedServers:
     ) -> None:
         """Starts the runtimes; the stack ends them.
 
-        Args:
-            workload: What is measured.
-            services: Where bundles come from.
-            digests: Those of the bundles, by name.
-            clients: Runs `bench.streams`.
-            work: Takes their caches.
-            stack: Ends them.
+        `digests` has those of the bundles by name, `clients` runs `bench.streams`, `work` takes the runtimes' caches.
         """
         self._workload = workload
         self._services = services

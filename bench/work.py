@@ -25,13 +25,7 @@ class Work:
 
 
 def decode_work(workload: Workload, parameters: int, batch: int) -> Work:
-    """The work of one token for each of several streams.
-
-    Args:
-        workload: What is measured.
-        parameters: Number of parameters that a step reads: all but other tokens' embeddings.
-        batch: Number of streams.
-    """
+    """The work of one token for each stream. A step reads `parameters`: all but other tokens' embeddings."""
     model, positions = workload.model, batch * (workload.decode_position(batch) + 1)
     head_size = model["hidden_size"] // model["num_attention_heads"]
     cached = 2 * positions * model["num_key_value_heads"] * head_size * model["num_hidden_layers"]
@@ -40,13 +34,7 @@ def decode_work(workload: Workload, parameters: int, batch: int) -> Work:
 
 
 def prefill_work(workload: Workload, parameters: int, tokens: int) -> Work:
-    """The work of one prompt. Every token passes through the layers, but only the last one needs logits.
-
-    Args:
-        workload: What is measured.
-        parameters: Number of parameters that a step reads: all but other tokens' embeddings.
-        tokens: Length of the prompt.
-    """
+    """The work of one prompt. Every token passes through the layers, but only the last one needs logits."""
     model = workload.model
     head = model["vocab_size"] * model["hidden_size"]
     pairs = tokens * (tokens + 1) / 2

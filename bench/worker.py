@@ -46,11 +46,7 @@ class Worker:
         return self._process.poll() is None
 
     def call(self, action: str, *, timeout_s: float = 300.0, **arguments: Any) -> Any:
-        """Runs an action in the worker and waits for its result.
-
-        Raises:
-            WorkerFailed: The action raised, or the process has ended, or was ended because the action took too long.
-        """
+        """Runs an action in the worker and waits for its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -72,11 +68,9 @@ class Worker:
         return answer["result"]
 
     def __enter__(self) -> Self:
-        """The process runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -97,9 +91,8 @@ def serve(actions: Mapping[str, Callable[..., Any]]) -> None:
 def time_steps(step: Callable[[], object], *, warm_up: int, steps: int) -> dict[str, Any]:
     """Times `steps` calls, after `warm_up` calls that do not count.
 
-    Returns:
-        `wall_s`: seconds of each call by the clock. `cpu_s`: processor seconds of one call, of all threads of this
-        process, those that wait for others included.
+    `wall_s` has the seconds of each call by the clock. `cpu_s` is processor seconds of one call, of all threads of this
+    process, those that wait for others included.
     """
     durations = []
     for _ in range(warm_up):

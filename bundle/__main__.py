@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bundle.catalog import find_bundle, list_bundles
 from bundle.errors import KilnError
-from bundle.layout import Layout
-from bundle.reader import open_bundle
-from bundle.referrers import list_referrers
-from bundle.transfer import copy_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.catalog import find_bundle, list_bundles
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.referrers import list_referrers
+from bundle.store.transfer import copy_bundle
+from bundle.store.verification import BlobVerifier
 
 _BAR_WIDTH = 30
 
@@ -121,14 +121,12 @@ class _ProgressBar:
         self._is_shown = is_shown and sys.stderr.isatty()
 
     def show(self, done_bytes: int, total_bytes: int) -> None:
-        """Draws the bar for the bytes done."""
         if self._is_shown:
             share = done_bytes / total_bytes if total_bytes else 1.0
             filled = "#" * round(share * _BAR_WIDTH)
             _write(sys.stderr, f"\r{self._what} [{filled:<{_BAR_WIDTH}}] {done_bytes:,} of {total_bytes:,} bytes")
 
     def end(self) -> None:
-        """Ends the bar's line."""
         if self._is_shown:
             _write(sys.stderr, "\n")
 

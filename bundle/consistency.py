@@ -15,11 +15,7 @@ from bundle.neff_consistency import find_neff_problems
 
 
 def check_consistency(manifest: Manifest, *, digest: str = "") -> None:
-    """Checks that every name in the manifest refers to something and that every rank has its part.
-
-    Raises:
-        ManifestInvalid: The first part that does not fit, by its path.
-    """
+    """Checks that every name in the manifest refers to something and that every rank has its part."""
     for problem in _find_problems(manifest):
         raise ManifestInvalid(problem, digest)
 

@@ -37,22 +37,14 @@ def is_digest(text: str) -> bool:
 
 
 def parse_digest(text: str) -> str:
-    """Returns `text` if it is a digest.
-
-    Raises:
-        DigestInvalid: `text` is not a digest.
-    """
+    """Returns `text` if it is a digest."""
     if not is_digest(text):
         raise DigestInvalid(text)
     return text
 
 
 def digest_hex(digest: str) -> str:
-    """Returns the 64 hexadecimal digits of a digest.
-
-    Raises:
-        DigestInvalid: `digest` is not a digest.
-    """
+    """Returns the 64 hexadecimal digits of a digest."""
     return parse_digest(digest).removeprefix(PREFIX)
 
 
@@ -81,7 +73,6 @@ def sha256_file(path: Path, progress: Progress | None = None) -> str:
 def canonical_json(value: Any) -> bytes:
     """Writes canonical JSON (RFC 8785): equal values give equal bytes.
 
-    Raises:
-        ValueError: NaN, an infinity, an integer beyond ±(2**53 - 1), or a type that JSON does not have.
+    Raises ValueError for NaN, an infinity, an integer beyond ±(2**53 - 1), or a type that JSON does not have.
     """
     return rfc8785.dumps(value)

@@ -36,9 +36,6 @@ StateConvention = Literal["in_place", "functional", "aliased"]
 #: Not an enumeration, because other distributions may add formats; `targets` knows those that can run here.
 FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 
-#: Bytes of one item of each dtype.
-DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
-
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
@@ -67,11 +64,7 @@ class TensorSpec(_Record, frozen=True):
 
     @classmethod
     def of(cls, tensor: AbiTensor, symbols: Symbols, *, computed: DType = "float32") -> Self:
-        """Describes an input or output of the ABI in the executable with these values of symbols.
-
-        Args:
-            computed: Dtype of the executable's computation.
-        """
+        """Describes an input or output of the ABI in an executable that computes in the dtype `computed`."""
         dtype = computed if tensor.dtype == "computed" else tensor.dtype
         return cls(name=tensor.name, dtype=dtype, shape=tensor.shape(symbols))
 
@@ -253,10 +246,7 @@ class Tokenizer(_Record, frozen=True, omit_defaults=True):
 def choose_template(names: Collection[str], wanted: str, *, has_tools: bool) -> str | None:
     """Chooses a chat template as transformers does; None if there is none of that name, or no default.
 
-    Args:
-        names: Names of the templates that there are.
-        wanted: The name that a request gives; empty if it gives none.
-        has_tools: Whether the request offers tools.
+    `wanted` is the name that a request gives, empty if it gives none.
     """
     unnamed = TOOLS_CHAT_TEMPLATE if has_tools and TOOLS_CHAT_TEMPLATE in names else DEFAULT_CHAT_TEMPLATE
     chosen = wanted or unnamed
@@ -346,12 +336,7 @@ class Manifest(_Record, frozen=True):
 
 
 def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
-    """Reads a manifest. Ignores unknown fields; known ones must follow the schema.
-
-    Raises:
-        AbiUnsupported: ABI version, required features, flags or submodels that this code does not know or serve.
-        ManifestInvalid: The manifest does not follow the schema in another way.
-    """
+    """Reads a manifest. Ignores unknown fields; known ones must follow the schema."""
     # In this order, because another ABI version or an unknown feature may give every other field another form.
     version = _decode(data, _AbiVersion, digest).abi_version
     if version != ABI_VERSION:

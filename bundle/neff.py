@@ -44,10 +44,8 @@ _DocumentT = TypeVar("_DocumentT", bound=msgspec.Struct)
 class NeffFacts:
     """What a NEFF says of itself.
 
-    Attributes:
-        lnc: Physical cores of the logical core that it runs on.
-        architecture: Generation of cores, such as `cayman` (trn2).
-        compiler_version: Version of neuronx-cc; empty if the NEFF does not say.
+    `lnc` is the physical cores of the logical core that it runs on; `architecture` the generation of cores, such as
+    `cayman` (trn2); `compiler_version` that of neuronx-cc, empty if the NEFF does not say.
     """
 
     lnc: int
@@ -56,14 +54,7 @@ class NeffFacts:
 
 
 def read_neff(path: Path, tag: str) -> NeffFacts:
-    """Reads the header and the archive of a NEFF up to the files that count.
-
-    Args:
-        tag: Tag of the executable, for errors.
-
-    Raises:
-        NeffInvalid: The file is no NEFF, or is cut off; the error names the field.
-    """
+    """Reads the header and the archive of a NEFF up to the files that count."""
     with path.open("rb") as file:
         lnc = _read_header(file, path.stat().st_size, tag)
         documents = _read_documents(file, tag)
@@ -73,14 +64,7 @@ def read_neff(path: Path, tag: str) -> NeffFacts:
 
 
 def check_neffs(manifest: Manifest, blob_path: Callable[[str], Path]) -> None:
-    """Checks that the NEFFs of a bundle are whole, and made for the cores that its manifest names.
-
-    Args:
-        blob_path: Path of a blob by its digest.
-
-    Raises:
-        NeffInvalid: One is cut off, or was made for other cores; the error names the field.
-    """
+    """Checks that the NEFFs of a bundle are whole, and made for the cores that its manifest names."""
     checked = set()
     for executable in manifest.executables:
         if executable.neff is not None and executable.blob not in checked:
@@ -89,11 +73,7 @@ def check_neffs(manifest: Manifest, blob_path: Callable[[str], Path]) -> None:
 
 
 def check_neff(executable: Executable, target: Target, path: Path) -> None:
-    """Checks one NEFF as `check_neffs` does.
-
-    Raises:
-        NeffInvalid: See `check_neffs`.
-    """
+    """Checks one NEFF as `check_neffs` does."""
     facts = read_neff(path, executable.tag)
     if facts.lnc != target.lnc:
         raise NeffInvalid(executable.tag, "lnc_size", str(facts.lnc), f"{target.lnc}, as target.lnc says")
@@ -111,7 +91,6 @@ class _Info(msgspec.Struct):
 
 
 def _read_header(file: IO[bytes], file_size: int, tag: str) -> int:
-    """Checks the sizes that the header states, and returns its `lnc_size`."""
     data = file.read(HEADER_SIZE_BYTES)
     if len(data) < HEADER_SIZE_BYTES:
         accepted = f"at least {HEADER_SIZE_BYTES} bytes, the size of a NEFF's header"
@@ -127,7 +106,6 @@ def _read_header(file: IO[bytes], file_size: int, tag: str) -> int:
 
 
 def _read_documents(file: IO[bytes], tag: str) -> dict[str, bytes]:
-    """Reads the documents from the archive behind the header; ends once it has them all."""
     begin = file.tell()
     is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     file.seek(begin)

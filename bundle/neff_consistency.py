@@ -13,11 +13,7 @@ _Described = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def find_neff_problems(path: str, program: NeffProgram, executable: Executable, manifest: Manifest) -> Iterator[str]:
-    """Yields what does not fit: tensors that are missing, named twice, of another form, or in the wrong memory.
-
-    Args:
-        path: Path of the map in the manifest.
-    """
+    """Yields what does not fit: tensors that are missing, named twice, of another form, or in the wrong memory."""
     state: _Described = {one.name: (one.dtype, one.shape) for one in manifest.state.tensors}
     weights = _describe_weights(executable, manifest)
     inputs: dict[str, _Described] = {
@@ -43,8 +39,7 @@ def find_neff_problems(path: str, program: NeffProgram, executable: Executable, 
 
 
 def _describe_weights(executable: Executable, manifest: Manifest) -> _Described:
-    """Describes the weights by the names of the executable's constants. All ranks run one NEFF, so rank 0 stands for
-    all."""
+    """Describes the weights by names of constants. All ranks run one NEFF, so rank 0 stands for all."""
     tensors = {
         (weight_set.name, tensor.name): (tensor.dtype, tensor.shape)
         for weight_set in manifest.weight_sets
@@ -61,7 +56,6 @@ def _find_misfits(
     described: Mapping[str, _Described],
     complete: list[str],
 ) -> Iterator[str]:
-    """Yields the entries that do not fit, and tensors of the `complete` kinds that have none."""
     for name, count in Counter(one.name for one in entries).items():
         if count > 1:
             yield f"{path} has {count} entries named {name!r}"

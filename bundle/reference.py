@@ -29,11 +29,7 @@ ACCEPTED_ALIAS: Final = (
 class Reference:
     """A parsed reference: a digest; or a name with a version, an alias, or neither for the newest version.
 
-    Attributes:
-        name: Bundle name; None for a digest.
-        version: N of `NAME:vN`, from 1.
-        alias: ALIAS of `NAME@ALIAS`.
-        digest: Bundle digest.
+    The name is None for a digest; `version` is N of `NAME:vN`, from 1, and `alias` is ALIAS of `NAME@ALIAS`.
     """
 
     name: str | None = None
@@ -57,11 +53,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Reads `NAME`, `NAME:vN`, `NAME@ALIAS` or `sha256:HEX`.
-
-    Raises:
-        RefInvalid: The text has none of these forms.
-    """
+    """Reads `NAME`, `NAME:vN`, `NAME@ALIAS` or `sha256:HEX`."""
     if text.startswith(PREFIX):
         if not is_digest(text):
             raise RefInvalid(text, "sha256: followed by 64 lower-case hexadecimal digits")

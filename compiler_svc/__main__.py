@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from functools import partial
 
-from compiler_svc.compiles.build_runner import ProcessBuildRunner
+from compiler_svc.compiles.build_runner import BuildRunner
 from compiler_svc.planning.pool import PlanningPool, make_fetch_forkserver, make_forkserver
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
@@ -24,7 +24,7 @@ async def serve(settings: Settings) -> None:
         os.environ[NEURON_PYTHON.variable] = str(settings.neuron_python)
     if settings.neuron_front_end is not None:
         os.environ[NEURON_PYTHON.choices[FRONT_END].variable] = settings.neuron_front_end
-    make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
+    make_runner = partial(BuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
     with closing(make_forkserver()) as forkserver, closing(make_fetch_forkserver()) as fetch_forkserver:
         planning = PlanningPool(forkserver)
         fetches = PlanningPool(fetch_forkserver, process_name="kiln-fetch")

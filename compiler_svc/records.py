@@ -15,10 +15,7 @@ GOLDEN_TYPE: Final = "application/vnd.kiln.golden.v1+json"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An immutable record that rejects unknown fields."""
-
     def to_json(self) -> bytes:
-        """Encodes the record as JSON."""
         return msgspec.json.encode(self)
 
 
@@ -43,7 +40,6 @@ class Progress(_Record, frozen=True):
         executables_cached: Number of finished executables that came from the cache.
         total_bytes: Bytes of weights to shard; 0 until known.
         eta_s: Estimated seconds to the end; None while unknown.
-        message: One line for people to read.
     """
 
     stage: Stage
@@ -57,12 +53,8 @@ class Progress(_Record, frozen=True):
 
 
 class BuildPart(_Record, frozen=True):
-    """A part of a build that is over, for the trace of its compile.
-
-    Attributes:
-        name: What was done, such as `lower token_generation_512`.
-        start_ns: When it began, in nanoseconds since 1970.
-        duration_s: How long it took.
+    """A part of a build that is over, for the trace of its compile: what was done, such as `lower
+    token_generation_512`, and when it began, in nanoseconds since 1970.
     """
 
     name: str
@@ -78,11 +70,7 @@ class BuildNews(_Record, frozen=True):
 
 
 class ExecutableResult(_Record, frozen=True):
-    """One executable of a built bundle.
-
-    Attributes:
-        duration_s: Lowering time; None if the executable came from the cache.
-    """
+    """One executable of a built bundle, with its lowering time; None if the executable came from the cache."""
 
     tag: str
     submodel: str
@@ -93,12 +81,8 @@ class ExecutableResult(_Record, frozen=True):
 
 
 class CompileResult(_Record, frozen=True):
-    """The result of a compile.
-
-    Attributes:
-        cached: Whether the cache had everything, so that no lowering ran.
-        warnings: Warnings about the configuration.
-        duration_s: Seconds from acceptance to the end.
+    """The result of a compile. It is `cached` if the cache had everything, so that no lowering ran; its duration is
+    from acceptance to the end.
     """
 
     name: str

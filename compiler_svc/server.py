@@ -14,16 +14,16 @@ from google.longrunning import operations_pb2_grpc
 from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
-from bundle.file_modes import make_private_directory
-from bundle.layout import Layout
-from bundle.process_lock import ProcessLock
-from bundle.verification import BlobVerifier
+from bundle.host.file_modes import make_private_directory
+from bundle.host.process_lock import ProcessLock
+from bundle.store.layout import Layout
+from bundle.store.verification import BlobVerifier
 from compiler_svc.api.access_rules import RULES
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
 from compiler_svc.api.limits import REQUEST_LIMIT
 from compiler_svc.api.operations import OperationsService
-from compiler_svc.api.status import STATUS_TABLE
+from compiler_svc.api.status import CODES
 from compiler_svc.builds.finished_shards import list_finished_shards
 from compiler_svc.builds.job import BuildEnvironment
 from compiler_svc.bundles.collection import Collection
@@ -61,18 +61,7 @@ async def open_server(
     settings: Settings, make_runner: Callable[[Path], BuildRunner], planning: PlanningPool, fetches: PlanningPool
 ) -> AsyncIterator[EdgeServer]:
     """Opens store and database, resumes operations that a former process left unfinished, and makes the server.
-
-    Args:
-        make_runner: Makes the runner of builds; takes a directory for the job directories.
-        planning: Runs what reads clients' configurations and checkpoints.
-        fetches: Runs what fetches checkpoints.
-
-    Raises:
-        StoreLocked: Another compiler serves the store.
-        LayoutInvalid: The store is not an OCI layout.
-        DatabaseUnavailable, DatabaseSchemaUnsupported: The database cannot be opened.
-        AddressUnavailable: See `serve_metrics`.
-        TracingUnavailable: See `open_tracing`.
+    `planning` runs what reads clients' configurations and checkpoints, `fetches` what fetches checkpoints.
     """
     with lock_store(settings.store):
         layout = Layout.create(settings.store)
@@ -146,11 +135,11 @@ async def open_server(
             async with open_tracing("compiler", settings.edge.trace_endpoint) as tracing:
                 server = EdgeServer(
                     settings.edge,
-                    status_table=STATUS_TABLE,
                     services=SERVICES,
                     register=register,
+                    codes=CODES,
                     rules=RULES,
-                    interceptors=tracing,
+                    surroundings=tracing,
                     request_limit=lambda: REQUEST_LIMIT,
                 )
                 rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
@@ -168,11 +157,7 @@ async def open_server(
 
 @contextmanager
 def lock_store(store: Path) -> Iterator[None]:
-    """Locks a store until the context ends; the kernel releases the lock if the process dies.
-
-    Raises:
-        StoreLocked: Another process has locked the store.
-    """
+    """Locks a store until the context ends; the kernel releases the lock if the process dies."""
     make_private_directory(store)
     try:
         lock = ProcessLock(store / "compiler.lock")

@@ -23,11 +23,7 @@ MAX_ABSENCE_S = 10.0
 
 
 async def run_while_serving(runtime: str, command: list[str]) -> None:
-    """Starts and ends SMG as the runtime's health says.
-
-    Raises:
-        TimeoutError: The runtime is gone.
-    """
+    """Starts and ends SMG as the runtime's health says; raises TimeoutError when the runtime is gone."""
     running: asyncio.Task[None] | None = None
     request = health_pb2.HealthCheckRequest(service=ENGINE_SERVICE)
     try:

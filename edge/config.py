@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+import resource
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-from bundle.reading import reading
+from bundle.errors import FieldViolation
+from bundle.host.reading import reading
 from edge.access.config import AccessConfig
 from edge.access.errors import AnonymousRefused
 from edge.access.principal import Principal
-from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
+from edge.errors import AddressInvalid, OptionsInvalid, PlaintextRefused, TlsFileInvalid
+from edge.options import ADDRESS, COUNT, FLAG, PATH, SECONDS, TEXT, option, option_class, section
 
 #: Connections at once, unless an option or the limit of open files says otherwise.
 MAX_CONNECTIONS: Final = 4096
@@ -23,27 +26,30 @@ MAX_CONNECTIONS: Final = 4096
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(?P<port>[0-9]{1,5})")
 
 
-@dataclass(frozen=True, slots=True)
+@option_class(slots=True)
 class TlsConfig:
-    """The files for TLS, in PEM.
+    """The files for TLS, in PEM. Without `client_ca_path`, the server asks clients for no certificate."""
 
-    Attributes:
-        certificate_path: The server's certificate chain.
-        key_path: Its private key.
-        client_ca_path: Certificates of the authorities that clients' certificates must lead to; None asks clients for
-            no certificate.
-    """
+    certificate_path: Path = option(PATH, "certificate chain, PEM", name="tls-certificate", is_required=False)
+    key_path: Path = option(PATH, "private key, PEM", name="tls-key", is_required=False)
+    client_ca_path: Path | None = option(
+        PATH, "certificates that clients' ones must lead to, PEM", name="tls-client-ca", default=None
+    )
 
-    certificate_path: Path
-    key_path: Path
-    client_ca_path: Path | None = None
+    @classmethod
+    def from_options(cls, client_ca_path: Path | None, **files: Path) -> TlsConfig | None:
+        """Takes the files of the options; None if there are none."""
+        if len(files) == 2:
+            return cls(client_ca_path=client_ca_path, **files)
+        if not files and client_ca_path is None:
+            return None
+        violation = FieldViolation(
+            "tls-certificate, tls-key, tls-client-ca", "some of them", "the first two together; the third with these"
+        )
+        raise OptionsInvalid([violation])
 
     def load(self) -> grpc.ServerCredentials:
-        """Reads the files and makes the server's credentials of them.
-
-        Raises:
-            TlsFileInvalid: A file cannot be read, or holds no PEM.
-        """
+        """Reads the files and makes the server's credentials of them."""
         client_ca = read_pem(self.client_ca_path) if self.client_ca_path is not None else None
         return grpc.ssl_server_credentials(
             [(read_pem(self.key_path), read_pem(self.certificate_path))],
@@ -56,73 +62,82 @@ class TlsConfig:
 class LocalListener:
     """A second address, for a program of this host that shows no token: all callers there are one principal.
 
-    gRPC closes connections from other hosts to it. TLS and tokens are for `EdgeConfig.address`.
-
-    Attributes:
-        address: `host:port` on loopback; port 0 lets the system choose a free one.
-        principal: Who calls there.
+    It is on loopback; port 0 lets the system choose a free one. gRPC closes connections from other hosts to it. TLS and
+    tokens are for `EdgeConfig.address`.
     """
 
     address: str
     principal: Principal
 
 
-@dataclass(frozen=True, slots=True)
+@option_class(slots=True)
 class EdgeConfig:
-    """The configuration of one server.
+    """The configuration of one server: its options, and what only our own code sets.
 
     Attributes:
-        address: `host:port`; port 0 lets the system choose a free one.
         max_message_bytes: Size of the largest message in either direction.
         keepalive_time_s: Idle time after which the server pings a connection.
         min_ping_interval_s: Shortest interval of pings that clients may send without data.
-        drain_timeout_s: How long running calls may take to finish once the server drains.
-        max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
-            run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
-        max_connection_age_grace_s: How long calls may go on then; None lets them finish.
         handshake_timeout_s: Time in which a new connection must speak TLS, if the server does, and HTTP/2.
-        max_connection_idle_s: Time after which the server closes a connection without a call.
-        max_connections: Connections at once; the server closes every further one as soon as it has accepted it.
-        max_streams_per_connection: Calls of one connection at once; a client lets its further ones wait.
-        max_calls_per_peer: Calls of one peer at once, over all its connections; further ones are refused.
-        stall_timeout_s: How long a stream waits for a client that does not read; the call ends then.
-        tls: Files for TLS; None serves in plaintext.
-        allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
-        access: How the server tells its clients apart.
-        local_listener: The second address; None listens at `address` alone.
-        reflection: Whether clients may ask for the API.
-        metrics_address: `host:port` of the metrics; None serves none.
-        trace_endpoint: URL that takes traces, OTLP over HTTP; None exports none.
-
-    Raises:
-        AddressInvalid: An address is not `host:port`.
-        PlaintextRefused: An address is not loopback, `tls` is None and `allow_insecure` is False.
-        AnonymousRefused: `address` is not loopback, `access` has no keys, `tls` no client CA, and `access` allows no
-            anonymous clients.
     """
 
-    address: str
+    address: str = option(ADDRESS, "where to listen; port 0 takes a free one")
+    tls: TlsConfig | None = section(TlsConfig, default=None)
+    allow_insecure: bool = option(FLAG, "serve in plaintext beyond loopback", default=False)
+    access: AccessConfig = section(AccessConfig, default_factory=AccessConfig)
+    reflection: bool = option(FLAG, "tell clients about the API (gRPC reflection)", default=True)
+    drain_timeout_s: float = option(SECONDS, "time for running calls at the end", default=10.0)
+    # gRPC adds or takes up to a tenth. Clients behind a balancer of connections find new replicas that way.
+    max_connection_age_s: float = option(
+        SECONDS, "time after which clients are asked to connect anew; running calls finish", default=3600.0
+    )
+    max_connection_age_grace_s: float | None = option(
+        SECONDS,
+        "time that running calls may take then; they are cut after it",
+        default=None,
+        default_text="as long as they take",
+    )
+    max_connection_idle_s: float = option(
+        SECONDS, "time after which a connection without a call is closed", default=300.0
+    )
+    max_connections: int = option(
+        COUNT,
+        "connections at once; further ones are closed at once",
+        default=MAX_CONNECTIONS,
+        derive=lambda _: choose_max_connections(),
+        default_text=f"half of the files that the process may open, at most {MAX_CONNECTIONS}",
+    )
+    max_streams_per_connection: int = option(COUNT, "calls of one connection at once; further ones wait", default=2048)
+    max_calls_per_peer: int = option(
+        COUNT, "calls of one client address at once, probes apart; further ones are refused", default=1024
+    )
+    stall_timeout_s: float = option(
+        SECONDS, "time after which a stream whose client does not read is ended", default=30.0
+    )
+    metrics_address: str | None = option(
+        ADDRESS, "where to serve metrics for Prometheus, over HTTP", default=None, default_text="nowhere"
+    )
+    trace_endpoint: str | None = option(
+        TEXT,
+        "URL that takes traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces",
+        default=None,
+        default_text="no traces",
+    )
+    local_listener: LocalListener | None = None
     max_message_bytes: int = 16 << 20
     keepalive_time_s: float = 60.0
     min_ping_interval_s: float = 10.0
-    drain_timeout_s: float = 30.0
-    max_connection_age_s: float = 3600.0
-    max_connection_age_grace_s: float | None = None
     handshake_timeout_s: float = 20.0
-    max_connection_idle_s: float = 300.0
-    max_connections: int = MAX_CONNECTIONS
-    max_streams_per_connection: int = 2048
-    max_calls_per_peer: int = 1024
-    stall_timeout_s: float = 30.0
-    tls: TlsConfig | None = None
-    allow_insecure: bool = False
-    access: AccessConfig = field(default_factory=AccessConfig)
-    local_listener: LocalListener | None = None
-    reflection: bool = True
-    metrics_address: str | None = None
-    trace_endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        violations = []
+        if self.access.identities is not None and not self.has_client_ca:
+            violations.append(FieldViolation("auth-identities", "no tls-client-ca beside it", "both, or neither"))
+        if self.access.is_required and not self.can_authenticate:
+            accepted = "false without auth-jwks or tls-client-ca, which name principals"
+            violations.append(FieldViolation("require-auth", "true", accepted))
+        if violations:
+            raise OptionsInvalid(violations)
         local = None if self.local_listener is None else self.local_listener.address
         for address in (self.address, self.metrics_address, local):
             if address is None:
@@ -177,6 +192,12 @@ class EdgeConfig:
         return tuple(options)
 
 
+def choose_max_connections() -> int:
+    """Chooses the number of connections if no option sets it, so that files and processes never lack descriptors."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft_limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft_limit // 2))
+
+
 def is_loopback(address: str) -> bool:
     """Tells whether `address`, `host:port`, is a loopback address."""
     host = _host_of(address)
@@ -187,11 +208,7 @@ def is_loopback(address: str) -> bool:
 
 
 def read_pem(path: Path) -> bytes:
-    """Reads a file of certificates or keys.
-
-    Raises:
-        TlsFileInvalid: The file cannot be read, or holds no PEM.
-    """
+    """Reads a file of certificates or keys."""
     with reading(partial(TlsFileInvalid, str(path))):
         data = path.read_bytes()
     if b"-----BEGIN " not in data:

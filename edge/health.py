@@ -26,12 +26,6 @@ class Health:
     """Answers `grpc.health.v1` for names that are SERVING or not."""
 
     def __init__(self, services: Iterable[str], *, always_serving: Iterable[str] = ()) -> None:
-        """Begins with every name SERVING.
-
-        Args:
-            services: Fully-qualified names of the server's services.
-            always_serving: Those of them that stay SERVING when the server drains.
-        """
         #: What gRPC calls.
         self.servicer: Any = _Servicer()
         self._constant = frozenset({LIVENESS, *always_serving})

@@ -18,16 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 
 def check_health(address: str, credentials: grpc.ChannelCredentials | None, service: str, timeout_s: float) -> str:
-    """Asks a server for its health.
+    """Asks for the health of a service, or of the server as a whole if that is empty; in plaintext without credentials.
 
-    Args:
-        address: `host:port`.
-        credentials: For TLS; None connects in plaintext.
-        service: Fully-qualified name of a service; empty asks for the server as a whole.
-        timeout_s: How long to wait for the answer.
-
-    Returns:
-        `SERVING`, the name of another state, or the reason why there is no answer.
+    Returns `SERVING`, the name of another state, or the reason why there is no answer.
     """
     channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
     with channel:

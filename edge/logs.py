@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -22,8 +21,9 @@ from typing import Final
 
 import structlog
 
-from bundle.file_modes import open_private, take_from_others
+from bundle.host.file_modes import open_private, take_from_others
 from edge.errors import LogFileInvalid
+from edge.options import ABSOLUTE_PATH, COUNT, SIZE, one_of, option, option_class
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -44,33 +44,25 @@ _CORE_LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERR
 _RENDERED: Final = "rendered_line"
 
 
-@dataclass(frozen=True, slots=True)
+@option_class(slots=True)
 class LogConfig:
-    """What a server logs, and where.
+    """What a server logs, and where. Older files are beside the current one, as `PATH.1` (the newest) and so on."""
 
-    Attributes:
-        level: Least severe level to write, one of LEVELS.
-        path: The file; None writes to standard error.
-        max_file_bytes: Size at which a new file begins.
-        num_backups: Older files to keep beside the current one, as `PATH.1` (the newest) and so on.
-    """
-
-    level: str = "info"
-    path: Path | None = None
-    max_file_bytes: int = 64 << 20
-    num_backups: int = 4
+    level: str = option(one_of(*LEVELS), "least severe level that is logged", name="log-level", default="info")
+    path: Path | None = option(
+        ABSOLUTE_PATH, "file of the log", name="log-file", default=None, default_text="standard error"
+    )
+    max_file_bytes: int = option(
+        SIZE, "size at which a new log file begins", name="log-file-size", default=64 << 20, default_text="64MiB"
+    )
+    num_backups: int = option(COUNT, "older log files that are kept", name="log-file-backups", default=4)
 
 
 def configure_logging(service: str, level: str = "info", handler: logging.Handler | None = None) -> None:
-    """Configures this process's logs.
+    """Configures this process's logs; lines go to standard error without `handler`.
 
     Every line has `timestamp` (ISO 8601, UTC), `level`, `event`, `service`, the event's own fields, and the fields that
     the call's context binds, such as `request_id`.
-
-    Args:
-        service: Value of `service` in every line.
-        level: Least severe level to write, one of LEVELS.
-        handler: Where lines go; None writes them to standard error.
     """
 
     def add_service(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -116,9 +108,6 @@ def open_logs(service: str, config: LogConfig) -> Iterator[None]:
 
     Afterwards standard error is as before. If the log is a file, later events go to both. What a process that crashes
     writes in its last moment may be lost.
-
-    Raises:
-        LogFileInvalid: The file cannot be opened.
     """
     file = None if config.path is None else _open_file(config.path, config)
     original_fd = os.dup(_STDERR_FD)
@@ -187,7 +176,6 @@ class _LineFormatter(structlog.stdlib.ProcessorFormatter):
     """Leaves lines as they are that another process has rendered."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line of a record."""
         rendered: str | None = getattr(record, _RENDERED, None)
         return super().format(record) if rendered is None else rendered
 

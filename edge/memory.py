@@ -13,9 +13,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 def measure_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """Returns the machine's memory in bytes, or the lowest limit of this process's control groups if that is lower.
 
-    Args:
-        proc: Where the process file system is mounted.
-        cgroups: Where control groups are mounted; those of version 1 have a folder for each controller.
+    Control groups are mounted at `cgroups`; those of version 1 have a folder for each controller.
     """
     return min((_read_total(proc), *_read_limits(proc, cgroups)))
 

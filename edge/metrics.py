@@ -34,8 +34,6 @@ class MetricRow:
     Attributes:
         name: Its name; that of a counter is without `_total`.
         kind: `gauge`, `counter` or `histogram`.
-        help: What it is, in one phrase.
-        labels: The names of its labels.
         read: Returns its samples. A histogram's are `Histogram`s.
         is_slow: Whether `read` takes long, and runs in the thread of a scrape: it must read nothing that the event loop
             changes.
@@ -91,20 +89,10 @@ def _make_family(row: MetricRow) -> Metric:
 
 @asynccontextmanager
 async def serve_metrics(config: EdgeConfig, rows: Sequence[MetricRow]) -> AsyncIterator[int | None]:
-    """Serves metrics until the context ends.
+    """Serves metrics at the server's `metrics_address`, with its certificate if it has one, until the context ends.
 
     Beside `rows` it serves what Prometheus clients tell of every process: processor time, memory, open files, garbage
-    collections.
-
-    Args:
-        config: The server's. Metrics are served at its `metrics_address`, with its certificate if it has one.
-        rows: The metrics.
-
-    Yields:
-        The port; None if nothing is served.
-
-    Raises:
-        AddressUnavailable: The port is taken, or the host belongs to another machine.
+    collections. It yields the port; None if nothing is served.
     """
     if config.metrics_address is None:
         yield None
@@ -140,10 +128,7 @@ def _listen(address: str, tls: TlsConfig | None, registry: CollectorRegistry) ->
 
 
 def _answer_text_only(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    """Makes a WSGI application answer in Prometheus' text format, whatever the scraper would rather have.
-
-    In OpenMetrics' format prometheus-client 0.26 turns the colon in names of samples into `_`.
-    """
+    """Makes an application answer in text: as OpenMetrics, prometheus-client 0.26 writes `_` for `:` in names."""
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ.pop("HTTP_ACCEPT", None)

@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 
 from bundle.errors import FieldViolation
 from edge.errors import OptionsInvalid
-from edge.options import FLAG, Option
+from edge.options import FLAG, Option, list_options, make
 
 MAX_FILE_BYTES: Final = 1 << 20
 
@@ -23,6 +22,8 @@ MAX_FILE_BYTES: Final = 1 << 20
 _CONFIG: Final = "config"
 _CONFIG_HELP: Final = "YAML or JSON: values of these options by name, for those that nothing else sets"
 _NULL: Final = "tag:yaml.org,2002:null"
+
+OptionsT = TypeVar("OptionsT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +40,20 @@ def variable_of(service: str, name: str) -> str:
 
 
 def read_options(
-    service: str, options: Sequence[Option], arguments: Sequence[str], environment: Mapping[str, str]
-) -> Any:
-    """Reads every option of a service.
+    service: str, kind: type[OptionsT], arguments: Sequence[str], environment: Mapping[str, str]
+) -> OptionsT:
+    """Reads the options of a service and makes an object of them.
 
     An option takes its values from the first source that has it: command line, environment, file, default. Values of
     several sources never mix. In the environment, a colon separates the values of a repeatable option, and an empty
     variable counts as unset; other variables belong to others and are not looked at.
-
-    Args:
-        service: `compiler` or `runtime`.
-        options: The service's options.
-        arguments: The command line, without the program's name.
-        environment: The environment.
-
-    Returns:
-        A namespace with the value of each option by its `attribute`.
 
     Raises:
         OptionsInvalid: The file cannot be read or has an unknown or repeated name, a value is invalid, or a required
             option has none; names every mistake with its place.
         SystemExit: The command line has an unknown option, or asks for help.
     """
+    options = list_options(kind)
     given = vars(_build_parser(service, options).parse_args(arguments))
     path = given.get(_CONFIG) or environment.get(variable_of(service, _CONFIG))
     violations: list[FieldViolation] = []
@@ -73,17 +66,16 @@ def read_options(
             or in_file.get(option.name)
         )
         if source is not None:
-            values[option.attribute] = _parse(option, source, violations)
+            values[option.name] = _parse(option, source, violations)
         elif option.is_required:
             everywhere = f"--{option.name}, {variable_of(service, option.name)}, or a line of --{_CONFIG}"
             violations.append(
                 FieldViolation(f"--{option.name}", "nothing", f"{option.domain.accepted}, by {everywhere}")
             )
-        else:
-            values[option.attribute] = option.default
     if violations:
         raise OptionsInvalid(violations)
-    return SimpleNamespace(**values)
+    made: OptionsT = make(kind, values)
+    return made
 
 
 def _build_parser(service: str, options: Sequence[Option]) -> argparse.ArgumentParser:
@@ -93,7 +85,10 @@ def _build_parser(service: str, options: Sequence[Option]) -> argparse.ArgumentP
         prog=f"python -m {service}_svc",
         description=f"Serves Kiln's {service}.",
         epilog=f"Every option is also an environment variable, such as {variable_of(service, options[0].name)}, and a "
-        "line of --config FILE. The command line comes before the environment, and that before the file.",
+        f"line of --config FILE, such as `{options[0].name}: VALUE`. The command line comes before the environment, "
+        "and that before the file; values of several sources never mix. An empty variable counts as unset, and a colon "
+        "separates several values there; in the file, they are a list. Relative paths count from the directory that "
+        "the server is started in.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -110,12 +105,17 @@ def _build_parser(service: str, options: Sequence[Option]) -> argparse.ArgumentP
 
 def _describe(option: Option) -> str:
     default = option.describe_default()
-    parts = [option.help, "may be repeated" * option.is_repeatable, f"default: {default}" if default else ""]
+    parts = [
+        option.help,
+        "may be repeated" * option.is_repeatable,
+        "required" * option.is_required,
+        f"default: {default}" if default else "",
+    ]
     return "; ".join(filter(None, parts))
 
 
 def _from_arguments(option: Option, given: Mapping[str, Any]) -> _Given | None:
-    value = given.get(option.attribute)
+    value = given.get(option.name.replace("-", "_"))
     if value is None:
         return None
     texts = value if isinstance(value, list) else [str(value).lower() if isinstance(value, bool) else value]

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from bundle.confinement import SERVICE, confine
 from bundle.errors import KilnError
+from bundle.host.confinement import SERVICE, confine
 from edge.logs import LogConfig, configure_logging, open_logs
 
 
@@ -30,13 +30,7 @@ def run_process(
     parse_settings: Callable[[Sequence[str]], SettingsT],
     serve: Callable[[SettingsT], Coroutine[Any, Any, None]],
 ) -> None:
-    """Confines the process, reads the command line and serves. If an error ends that, logs it and exits with 1.
-
-    Args:
-        service: `compiler` or `runtime`.
-        parse_settings: Makes settings of the command line.
-        serve: Serves until the process is told to stop.
-    """
+    """Confines the process, reads the command line and serves. If an error ends that, logs it and exits with 1."""
     confine(SERVICE)
     configure_logging(service)
     try:

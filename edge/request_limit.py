@@ -12,11 +12,9 @@ SMALL_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class RequestLimit:
-    """The size of the largest request that a server takes.
+    """The size of the largest request that a server takes, in bytes on the wire and in fields.
 
-    Attributes:
-        max_bytes: Its bytes on the wire.
-        max_fields: Its fields: each value, each element of a list that is not packed, and those of messages inside it.
+    Each value is a field, and each element of a list that is not packed; those of messages inside it count, too.
     """
 
     max_bytes: int = SMALL_BYTES

@@ -16,17 +16,7 @@ _GROUP_MARKS: Final = (3, 4)
 
 
 async def check_size(data: bytes, descriptor: Any, limit: RequestLimit) -> None:
-    """Checks a request that is not parsed yet; counts its fields in a thread.
-
-    Args:
-        data: The request on the wire.
-        descriptor: Of its message type.
-        limit: The limit that holds now.
-
-    Raises:
-        RequestTooLarge: It has more bytes or fields than the limit.
-        DecodeError: It is no message.
-    """
+    """Checks a request that is not parsed yet; counts its fields in a thread."""
     if len(data) > limit.max_bytes:
         raise RequestTooLarge(len(data), limit.max_bytes, "bytes")
     num_fields = await asyncio.to_thread(count_fields, data, descriptor, limit.max_fields)
@@ -35,16 +25,7 @@ async def check_size(data: bytes, descriptor: Any, limit: RequestLimit) -> None:
 
 
 def count_fields(data: bytes, descriptor: Any, enough: int) -> int:
-    """Counts the fields of a message and of the messages inside it, without parsing their values.
-
-    Args:
-        data: The message on the wire.
-        descriptor: Of its type.
-        enough: Stops behind this many.
-
-    Raises:
-        DecodeError: The bytes are no message.
-    """
+    """Counts the fields of a message and of those inside it, without parsing values; stops behind `enough`."""
     count = 0
     # Where messages that are still to be read begin and end, and their types.
     pending: list[tuple[int, int, Any]] = [(0, len(data), descriptor)]

@@ -4,96 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import grpc
 import structlog
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from grpc_status import rpc_status
 
-from bundle.errors import KilnError
-from bundle.shortage import name_shortage
-from edge.access.interceptor import AccessInterceptor
+from edge.access.control import AccessControl
 from edge.access.rules import Rules
-from edge.access_log import AccessLogInterceptor, describe_call
 from edge.config import EdgeConfig, TlsConfig
-from edge.connections import count_connections
-from edge.drain import NameClient, RunningCalls, peer_address
 from edge.errors import AddressUnavailable
-from edge.health import BACKGROUND, OVERALL, Health
+from edge.health import BACKGROUND, Health
+from edge.interceptor import CallInterceptor, Surrounding
 from edge.metrics import MetricRow, Sample
 from edge.request_limit import RequestLimit
-from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
-from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, message_for_log, status_from_error
+from edge.status import STATED, Codes
 from edge.supervision import Supervisor
-
-#: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
-STATUS_TIMEOUT_S: Final = 1.0
-
-_log = structlog.get_logger("edge")
-
-
-class StatusInterceptor(SurroundingInterceptor):
-    """Ends a call with the status of the error that its handler raised.
-
-    A shortage that the operating system reports becomes ResourcesShort. Another error that the table lacks becomes
-    INTERNAL: the interceptor logs it with its traceback, and the client gets only the request id. Cancellation and
-    deadlines are no errors, and pass.
-    """
-
-    decodes_inside = True
-
-    def __init__(self, table: StatusTable, request_limit: Callable[[], RequestLimit] | None = None) -> None:
-        """Takes the service's error classes and their codes, and what returns the size of the largest request."""
-        self._table = {**EDGE_STATUSES, **table}
-        self.request_limit = request_limit
-
-    def surround(self, method: str) -> Surroundings:  # noqa: ARG002 - it is the same for every method
-        """Renders the errors of every call."""
-        return self._render_errors
-
-    @asynccontextmanager
-    async def _render_errors(self, context: Context) -> AsyncIterator[None]:
-        try:
-            yield
-        except grpc.aio.BaseError:
-            # gRPC's own errors: the handler has aborted the call, or its client is gone.
-            raise
-        except Exception as error:  # noqa: BLE001 - the last line before the wire
-            answered = name_shortage(error) or error
-            reason = answered.reason if isinstance(answered, KilnError) else INTERNAL_REASON
-            if answered is not error:
-                _log.warning("a shortage", error=str(error))
-            elif not is_mapped(error, self._table):
-                _log.exception("unmapped error")
-                reason = INTERNAL_REASON
-            status = status_from_error(answered, self._table)
-            describe_call(reason=reason, message=message_for_log(answered, self._table))
-            request_id = structlog.contextvars.get_contextvars().get("request_id")
-            if request_id is not None:
-                status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
-            rendered = rpc_status.to_status(status)
-            # Aborting replaces the trailing metadata that the call has so far.
-            metadata = (*rendered.trailing_metadata, *(context.trailing_metadata() or ()))
-            try:
-                async with asyncio.timeout(STATUS_TIMEOUT_S):
-                    await context.abort(rendered.code, rendered.details, metadata)
-            except TimeoutError:
-                # gRPC goes on sending it; the handler ends, so that a client that does not read holds nothing here. Any
-                # other error than that of `abort`, which comes too late, gRPC would log with a traceback.
-                raise asyncio.CancelledError from None
-
+from edge.surroundings import AccessLog, ErrorStatuses, RunningCalls
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
 
 #: How long a cancelled handler may take to clean up.
 CANCELLATION_TIMEOUT_S: Final = 5.0
+
+# Lines of these files are `SLOT LOCAL REMOTE STATE …`, addresses `IP:PORT` in hexadecimal digits; see proc(5).
+_TABLES: Final = ("tcp", "tcp6")
+_ESTABLISHED: Final = "01"
 
 _log = structlog.get_logger("edge")
 
@@ -105,31 +46,24 @@ class EdgeServer:
         self,
         config: EdgeConfig,
         *,
-        status_table: StatusTable,
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
+        codes: Codes = STATED,
         rules: Rules = MappingProxyType({}),
         always_serving: Sequence[str] = (),
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        surroundings: Sequence[Surrounding] = (),
         request_limit: Callable[[], RequestLimit] | None = None,
-        name_client: NameClient = peer_address,
     ) -> None:
         """Builds the server; call it on the running event loop.
 
         Args:
-            config: Address, limits, TLS.
-            status_table: The code of each error class that handlers raise.
-            services: Fully-qualified names of the services that `register` adds.
-            register: Adds the servicers to the server.
+            codes: Codes of the service's own, in place of those that errors state.
             rules: What each of their methods needs of its caller; one without a rule needs the scope admin.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
-            interceptors: More of them, around what renders errors.
-            request_limit: Returns the size of the largest request that the server takes now; None leaves the limit to
-                `config`.
-            name_client: Tells clients apart, each of which may have `max_calls_per_peer` calls.
+            request_limit: Returns the size of the largest request that it takes now; None leaves that to `config`.
         """
         self._config = config
-        self._access_log = AccessLogInterceptor()
+        self._access_log = AccessLog()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
         #: Port of the local listener; None if there is none.
@@ -139,35 +73,36 @@ class EdgeServer:
             services,
             admitted_in_drain=always_serving,
             max_calls_per_client=config.max_calls_per_peer,
-            name_client=name_client,
-            request_limit=request_limit,
-            stall_timeout_s=config.stall_timeout_s,
         )
         # Without it, everyone may do everything: a server that tells no clients apart has nothing to check.
-        self._access: AccessInterceptor | None = None
+        self._access: AccessControl | None = None
         local = config.local_listener
         if config.can_authenticate or local is not None:
-            self._access = AccessInterceptor(
+            self._access = AccessControl(
                 config.access,
                 rules,
                 is_required=config.requires_principal,
                 has_client_ca=config.has_client_ca,
                 local_principal=None if local is None else local.principal,
-                request_limit=request_limit,
-                stall_timeout_s=config.stall_timeout_s,
             )
-        self._server = grpc.aio.server(
-            interceptors=(
+        call_interceptor = CallInterceptor(
+            (
                 self._access_log,
-                *interceptors,
-                StatusInterceptor(status_table, request_limit),
+                *surroundings,
+                ErrorStatuses(codes),
                 self._calls,
                 *(() if self._access is None else (self._access,)),
             ),
+            request_limit=request_limit,
+            stall_timeout_s=config.stall_timeout_s,
+            # Health watches and reflection streams last as long as their clients.
+            may_stall=self._calls.counts,
+        )
+        self._server = grpc.aio.server(
+            interceptors=(call_interceptor,),
             options=config.channel_options(),
         )
         register(self._server)
-        self._services = frozenset((OVERALL, *services))
         #: The health of the server as a whole, of `liveness`, of each service, and of names that others add.
         self.health = Health(services, always_serving=always_serving)
         #: What the server does in the background; the metrics have its failures.
@@ -177,16 +112,7 @@ class EdgeServer:
             reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
-        """Listens, and reports the services as SERVING unless `set_serving` has set another state.
-
-        Returns:
-            The port that it listens on.
-
-        Raises:
-            AddressUnavailable: The port is taken, or the host belongs to another machine.
-            TlsFileInvalid: A certificate or key cannot be read.
-            KeySetInvalid, IdentitiesInvalid: See `AccessInterceptor.start`.
-        """
+        """Listens, and reports the services as SERVING unless `health` has another state; returns the port."""
         self.supervisor.watch_loop()
         if self._access is not None:
             await self._access.start(self.supervisor)
@@ -212,46 +138,32 @@ class EdgeServer:
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
-        ended = self._access_log.ended
-        refused_access: Mapping[str, int] = {} if self._access is None else self._access.refused
-        by_label = (
-            ("kiln:running_calls", "gauge", "Calls that run", "method", self._calls.running),
-            (
-                "kiln:refused_calls",
-                "counter",
-                "Calls of clients that had too many running",
-                "method",
-                self._calls.refused,
-            ),
-            (
-                "kiln:stalled_calls",
-                "counter",
-                "Calls that ended because their clients did not read",
-                "method",
-                self._calls.stalled,
-            ),
+        ended, calls, failures = self._access_log.ended, self._calls, self.supervisor.failures
+        refusals: Mapping[str, int] = {} if self._access is None else self._access.refused
+        counters = (
+            ("kiln:refused_calls", "Calls of clients that had too many running", "method", calls.refused),
+            ("kiln:stalled_calls", "Calls that ended because their clients did not read", "method", calls.stalled),
             (
                 "kiln:access_refusals",
-                "counter",
                 "Calls of clients that were not known, not allowed, or over their quota",
                 "reason",
-                refused_access,
+                refusals,
             ),
             (
                 "kiln:background_failures",
-                "counter",
                 "How often a task in the background failed or ended unasked",
                 "task",
-                self.supervisor.failures,
+                failures,
             ),
         )
         return [
             MetricRow(
                 "kiln:calls", "counter", "Calls that have ended", ("method", "code"), lambda: list(ended.items())
             ),
+            MetricRow("kiln:running_calls", "gauge", "Calls that run", ("method",), partial(_by_label, calls.running)),
             *(
-                MetricRow(name, kind, text, (label,), lambda counts=counts: _by_label(counts))  # type: ignore[misc]
-                for name, kind, text, label, counts in by_label
+                MetricRow(name, "counter", text, (label,), partial(_by_label, counts))
+                for name, text, label, counts in counters
             ),
             MetricRow(
                 "kiln:max_connections",
@@ -272,11 +184,6 @@ class EdgeServer:
 
     def _count_connections(self) -> int:
         return sum(count_connections(port) for port in (self._port, self.local_port) if port is not None)
-
-    def set_serving(self, service: str, serving: bool) -> None:
-        """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""
-        assert service in self._services, f"{service!r} is none of {sorted(self._services)}"
-        self.health.set_serving(service, serving)
 
     async def drain(self) -> None:
         """Ends the server.
@@ -318,3 +225,17 @@ class EdgeServer:
 
 def _by_label(counts: Mapping[str, int]) -> list[Sample]:
     return [((label,), count) for label, count in counts.items()]
+
+
+def count_connections(port: int, tables: Path = Path("/proc/self/net")) -> int:
+    """Counts established TCP connections to a port of this network namespace; 0 without the kernel's tables."""
+    suffix, count = f":{port:04X}", 0
+    for name in _TABLES:
+        try:
+            lines = (tables / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, *_ = line.split(maxsplit=4)
+            count += state == _ESTABLISHED and local.endswith(suffix)
+    return count

@@ -11,17 +11,7 @@ TRACER: Final[ContextVar[Any]] = ContextVar("tracer", default=None)
 
 
 def record_span(name: str, start_ns: int, duration_s: float, attributes: Mapping[str, str | int] | None = None) -> int:
-    """Adds a part of the running call to its trace. Has no effect if the call is not traced.
-
-    Args:
-        name: What was done.
-        start_ns: When it began, in nanoseconds since 1970.
-        duration_s: How long it took.
-        attributes: What to say of it.
-
-    Returns:
-        When it ended, in nanoseconds since 1970: the beginning of the next part.
-    """
+    """Adds a part of the running call to its trace, if it has one; returns the part's end in nanoseconds since 1970."""
     end_ns = start_ns + round(duration_s * 1e9)
     tracer = TRACER.get()
     if tracer is not None:

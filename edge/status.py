@@ -2,72 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeGuard
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from bundle.errors import (
-    AbiUnsupported,
-    BlobCorrupt,
-    BlobMissing,
-    BlobNotFound,
-    BundleError,
-    BundleNotFound,
-    DigestInvalid,
-    KilnError,
-    LayoutInvalid,
-    ManifestInvalid,
-    NeffInvalid,
-    RefInvalid,
-    ResourcesShort,
-)
-from edge.access.errors import Forbidden, KeysUnavailable, PrincipalBusy, Unauthenticated
-from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown, TooManyCalls
+from bundle.errors import Code, KilnError
 
 DOMAIN: Final = "kiln"
 #: The reason of errors that clients are told nothing about.
 INTERNAL_REASON: Final = "INTERNAL"
 _INTERNAL_MESSAGE: Final = "internal error"
 
-StatusTable = Mapping[type[KilnError], grpc.StatusCode]
-
-#: Codes of the bundle package's errors; every service that reads bundles adds them to its table.
-BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
-    {
-        BundleError: grpc.StatusCode.INTERNAL,
-        DigestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
-        RefInvalid: grpc.StatusCode.INVALID_ARGUMENT,
-        BlobNotFound: grpc.StatusCode.NOT_FOUND,
-        BlobMissing: grpc.StatusCode.DATA_LOSS,
-        BundleNotFound: grpc.StatusCode.NOT_FOUND,
-        BlobCorrupt: grpc.StatusCode.DATA_LOSS,
-        LayoutInvalid: grpc.StatusCode.DATA_LOSS,
-        ManifestInvalid: grpc.StatusCode.FAILED_PRECONDITION,
-        AbiUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
-        NeffInvalid: grpc.StatusCode.FAILED_PRECONDITION,
-        ResourcesShort: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-)
-
-#: Codes of the edge's own errors; every server has them.
-EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
-    {
-        RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
-        ClientStalled: grpc.StatusCode.ABORTED,
-        TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
-        ShuttingDown: grpc.StatusCode.UNAVAILABLE,
-        Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-        Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-        PrincipalBusy: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        KeysUnavailable: grpc.StatusCode.UNAVAILABLE,
-    }
-)
+#: Codes that a service answers with in place of those that errors state, by the class of the error.
+Codes = Mapping[type[KilnError], Code]
+STATED: Final[Codes] = MappingProxyType({})
 
 # gRPC peers refuse more than 8 KiB of metadata. The status travels in it twice: its message percent-encoded (up to
 # three times as long), and all of it in base64.
@@ -76,19 +28,19 @@ MAX_VALUE_BYTES: Final = 256
 MAX_STATUS_BYTES: Final = 3584
 
 
-def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status:
-    """Renders an error as a status.
+def find_code(error: type[KilnError], codes: Codes = STATED) -> Code | None:
+    """Returns the code that a service with these `codes` answers with; None if no client is told the error."""
+    return next((codes[base] for base in error.__mro__ if base in codes), error.code)
 
-    The code is that of the first class in the error's method resolution order that the table has. Details are ErrorInfo
-    (domain, reason, metadata), RetryInfo if a retry may succeed, and BadRequest if fields are at fault. Texts that do
-    not fit a gRPC trailer are shortened, and violations that do not fit are counted.
 
-    Returns:
-        The status; INTERNAL, without the error's text, if the table has no class of the error.
+def status_from_error(error: Exception, codes: Codes = STATED) -> status_pb2.Status:
+    """Renders an error as a status: INTERNAL, without the error's text, if no client is told it.
+
+    Details are ErrorInfo (domain, reason, metadata), RetryInfo if a retry may succeed, and BadRequest if fields are at
+    fault. Texts that do not fit a gRPC trailer are shortened, and violations that do not fit are counted.
     """
-    code = _find_code(error, table)
-    if code is None or not isinstance(error, KilnError):
-        return _build_status(grpc.StatusCode.INTERNAL, _INTERNAL_MESSAGE, [_build_error_info(INTERNAL_REASON, {})])
+    if not isinstance(error, KilnError) or (code := find_code(type(error), codes)) is None:
+        return _build_status("INTERNAL", _INTERNAL_MESSAGE, [_build_error_info(INTERNAL_REASON, {})])
     details: list[Message] = [_build_error_info(error.reason, error.metadata)]
     if error.retry_after_s is not None:
         delay = Duration()
@@ -100,36 +52,18 @@ def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status
     return status
 
 
-def message_for_log(error: Exception, table: StatusTable) -> str:
+def message_for_log(error: Exception, codes: Codes = STATED) -> str:
     """Returns the message of `status_from_error` without pieces of prompts."""
-    if not isinstance(error, KilnError) or not is_mapped(error, table):
-        return _INTERNAL_MESSAGE
-    return _shorten(error.log_message, MAX_MESSAGE_BYTES)
+    return _shorten(error.log_message, MAX_MESSAGE_BYTES) if is_told(error, codes) else _INTERNAL_MESSAGE
 
 
-def is_mapped(error: Exception, table: StatusTable) -> bool:
-    """Tells whether the table has a class of the error."""
-    return _find_code(error, table) is not None
+def is_told(error: Exception, codes: Codes = STATED) -> TypeGuard[KilnError]:
+    """Tells whether clients are told the error."""
+    return isinstance(error, KilnError) and find_code(type(error), codes) is not None
 
 
-def unmapped_errors(table: StatusTable, roots: Iterable[type[KilnError]]) -> list[type[KilnError]]:
-    """Returns each class without a code, among `roots` and the imported classes that derive from them."""
-    return [kind for root in roots for kind in _walk_classes(root) if not any(base in table for base in kind.__mro__)]
-
-
-def _find_code(error: Exception, table: StatusTable) -> grpc.StatusCode | None:
-    return next((table[kind] for kind in type(error).__mro__ if kind in table), None)
-
-
-def _walk_classes(root: type[KilnError]) -> Iterator[type[KilnError]]:
-    yield root
-    for kind in root.__subclasses__():
-        yield from _walk_classes(kind)
-
-
-def _build_status(code: grpc.StatusCode, message: str, details: Iterable[Message]) -> status_pb2.Status:
-    number: int = code.value[0]  # grpc's enum has (number, name) values
-    status = status_pb2.Status(code=number, message=message)
+def _build_status(code: Code, message: str, details: Iterable[Message]) -> status_pb2.Status:
+    status = status_pb2.Status(code=code_pb2.Code.Value(code), message=message)
     for detail in details:
         status.details.add().Pack(detail)
     return status

@@ -11,8 +11,8 @@ from typing import Any, Final, Self, TypeVar
 
 import structlog
 
-from bundle.backoff import backoff_delays
 from bundle.errors import KilnError
+from bundle.host.backoff import backoff_delays
 
 #: Seconds before an ended task starts again: the first time, and at most.
 FIRST_RESTART_S: Final = 1.0
@@ -43,8 +43,7 @@ def report_failure(task: asyncio.Task[Any]) -> None:
 def begin_task(coroutine: Coroutine[Any, Any, ResultT], tasks: set[asyncio.Task[ResultT]]) -> asyncio.Task[ResultT]:
     """Begins a short task that runs to its end even if no one awaits it; see `report_failure`.
 
-    Args:
-        tasks: Has it until it ends, because the event loop alone would not keep it alive.
+    `tasks` has it until it ends, because the event loop alone would not keep it alive.
     """
     task = asyncio.create_task(coroutine)
     tasks.add(task)
@@ -64,11 +63,9 @@ class Supervisor:
     """Runs the tasks of a server that last as long as it does, and starts each again that ends."""
 
     def __init__(self, tell_well: Callable[[bool], None]) -> None:
-        """Runs nothing yet.
+        """Runs nothing yet; calls `tell_well` after each failure, and when a task is well again.
 
-        Args:
-            tell_well: Called after each failure, and when a task is well again, with False while one fails again and
-                again.
+        It is told False while one fails again and again.
         """
         #: Failures by task: unexpected ends of supervised ones, and errors that reached the event loop.
         self.failures: Counter[str] = Counter()
@@ -88,17 +85,14 @@ class Supervisor:
         return frozenset(self._supervised)
 
     def watch_loop(self) -> None:
-        """From now on also logs and counts what reaches the running event loop: errors of callbacks and of tasks that
-        no one awaits."""
+        """From now on also logs and counts errors of callbacks, and of tasks that no one awaits, on this event loop."""
         self._is_watching = True
         asyncio.get_running_loop().set_exception_handler(self._note_lost_error)
 
     def supervise(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs a task until `close`.
 
-        Args:
-            name: Of the task, for logs and metrics.
-            run: Runs until it is cancelled. It begins with its work, or waits for less than `SETTLED_S` before.
+        `run` runs until it is cancelled; it begins with its work, or waits for less than `SETTLED_S` before.
         """
         assert name not in self._supervised, f"{name} runs already"
         # A counter that begins with its first failure hides that one from rates.

@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from edge.errors import TracingUnavailable
-from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings, is_probe, noting_code
+from edge.interceptor import Context, Method, Surround, Surrounding, is_probe, noting_code
 from edge.spans import TRACER
 
 #: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.
@@ -28,16 +28,15 @@ _FAILURES: Final = frozenset(
 )
 
 
-class TracingInterceptor(SurroundingInterceptor):
+class Traces:
     """Makes a span of every call, below the client's span that W3C's `traceparent` names, and binds its id for logs."""
 
     def __init__(self, tracer: Any) -> None:
-        """Takes OpenTelemetry's tracer."""
         self._tracer = tracer
 
-    def surround(self, method: str) -> Surroundings | None:
+    def surround(self, method: Method) -> Surround | None:
         """Traces every call but those of probes."""
-        return None if is_probe(method) else partial(self._trace_call, method)
+        return None if is_probe(method.name) else partial(self._trace_call, method.name)
 
     @asynccontextmanager
     async def _trace_call(self, method: str, context: Context) -> AsyncIterator[None]:
@@ -66,18 +65,11 @@ class TracingInterceptor(SurroundingInterceptor):
 
 
 @asynccontextmanager
-async def open_tracing(service: str, endpoint: str | None) -> AsyncIterator[tuple[grpc.aio.ServerInterceptor, ...]]:
+async def open_tracing(service: str, endpoint: str | None) -> AsyncIterator[tuple[Surrounding, ...]]:
     """Exports traces until the context ends. OpenTelemetry's own variables (`OTEL_…`) set sampling and batches.
 
-    Args:
-        service: `compiler` or `runtime`; the spans' `service.name` is `kiln-` and this.
-        endpoint: URL that takes OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; None exports nothing.
-
-    Yields:
-        The interceptors that a server needs: none without an endpoint.
-
-    Raises:
-        TracingUnavailable: The extra is not installed.
+    The spans' `service.name` is `kiln-` and `service`. The endpoint takes OTLP over HTTP, such as
+    `http://127.0.0.1:4318/v1/traces`; None exports nothing. Yields what a server's calls run inside: none without one.
     """
     if endpoint is None:
         yield ()
@@ -92,7 +84,7 @@ async def open_tracing(service: str, endpoint: str | None) -> AsyncIterator[tupl
     provider = TracerProvider(resource=Resource.create({"service.name": f"kiln-{service}"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     try:
-        yield (TracingInterceptor(provider.get_tracer("kiln")),)
+        yield (Traces(provider.get_tracer("kiln")),)
     finally:
         # It sends what is left, which may take seconds.
         await asyncio.to_thread(provider.shutdown)

@@ -68,14 +68,11 @@ def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Ten
 
     Args:
         logits: f32 [N, M].
-        ids: Ids of the tokens, int32 [N, M], all different and not negative; less than 2**23, except on the CPU. None:
-            their indices.
+        ids: Ids of the tokens, int32 [N, M], all different and not negative; None: their indices. Except on the CPU,
+            ids are less than 2**23, and more tokens than that raise ValueError.
 
     Returns:
         Logits f32 [N, count] and ids int32 [N, count]; of a row with NaN, they may be any.
-
-    Raises:
-        ValueError: There are more tokens than that.
     """
     if has_wide_integers(logits.device):
         return _take_by_packed_keys(logits, count, ids)
@@ -86,7 +83,6 @@ def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Ten
 
 
 def _number(values: Tensor) -> Tensor:
-    """The places of a row, int32 [M]."""
     return torch.arange(values.shape[-1], dtype=torch.int32, device=values.device)
 
 
@@ -135,14 +131,10 @@ def count_chosen(chosen: Tensor) -> Tensor:
 
 
 def sum_exactly(weights: Tensor, vocab_size: int) -> Tensor:
-    """Sums weights of a vocabulary, or of a part of it. The sums of parts add up to the whole without rounding.
+    """Sums weights f32 [N, M], from 0 to 1, of a vocabulary of `vocab_size` tokens, or of a part of it.
 
-    Args:
-        weights: f32 [N, M], from 0 to 1.
-        vocab_size: Tokens of the whole vocabulary.
-
-    Returns:
-        What `carry_sums` and `round_sum` take: int64 [N, 1] on the CPU, f32 [N, digits] elsewhere.
+    The sums of parts add up to the whole without rounding. They are int64 [N, 1] on the CPU, f32 [N, digits] elsewhere,
+    for `carry_sums` and `round_sum`.
     """
     if has_wide_integers(weights.device):
         return (weights / 2.0**-_WEIGHT_BITS).to(torch.int64).sum(dim=-1, keepdim=True)
@@ -181,11 +173,7 @@ def add_sums(carried: Tensor, tp_degree: int) -> Tensor:
 
 
 def round_sum(sums: Tensor, vocab_size: int) -> Tensor:
-    """The sum of weights: f32 [N, 1].
-
-    Args:
-        vocab_size: As `sum_exactly` got it.
-    """
+    """The sum of weights, f32 [N, 1]; `vocab_size` is what `sum_exactly` got."""
     if has_wide_integers(sums.device):
         return sums.float() * 2.0**-_WEIGHT_BITS
     bits = _digit_bits(vocab_size)

@@ -6,14 +6,9 @@ from typing import Final
 
 import torch
 
-from bundle.abi.tensor import DType
+from bundle.abi.tensor import DTYPES, DType
 
-TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int32": torch.int32,
-}
+TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {name: getattr(torch, name) for name in DTYPES}
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

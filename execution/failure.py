@@ -1,7 +1,8 @@
-"""Named errors in a form that one process can send to another."""
+"""How a process fails: named errors in a form that it can send to another one, and words for its end."""
 
 from __future__ import annotations
 
+import signal
 from typing import Self
 
 import msgspec
@@ -26,7 +27,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             error=_name(type(error)),
             message=str(error),
             metadata=error.metadata,
-            violations=error.violations,
+            violations=tuple(error.violations),
             retry_after_s=error.retry_after_s,
         )
 
@@ -41,6 +42,19 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             error, self.message, violations=self.violations, retry_after_s=self.retry_after_s, **self.metadata
         )
         return error
+
+
+def name_cause(exit_code: int | None) -> str:
+    """What ended a process: a signal, its own exit code, or the end of its forkserver."""
+    if exit_code is None:
+        return "the process that it was forked from"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        # Of the real-time signals, only the first and the last have names.
+        return f"signal {-exit_code}"
 
 
 def _name(error_class: type[KilnError]) -> str:

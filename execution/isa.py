@@ -10,12 +10,7 @@ from targets.registry import TARGETS, find_format
 
 
 def require_isa(manifest: Manifest, cpuinfo: Path = CPUINFO) -> None:
-    """Refuses a bundle whose native code this host cannot run. Exported programs run on any host.
-
-    Raises:
-        IsaUnsupported: The host lacks the bundle's instruction set.
-        FormatUnknown, FormatInvalid: Nothing installed here runs the bundle's executables.
-    """
+    """Refuses a bundle whose native code this host cannot run. Exported programs run on any host."""
     formats = {executable.format for executable in manifest.executables}
     if any(find_format(name).is_native for name in formats):
         TARGETS[manifest.target.kind].isas.require(manifest.target.isa, cpuinfo)

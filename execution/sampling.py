@@ -23,23 +23,15 @@ from execution.candidates import count_chosen, find_likeliest, index_dtype, is_f
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token of each row; of equally likely ones, that with the lowest id.
 
-    Args:
-        logits: [N, V].
-
-    Returns:
-        int32 [N]; INVALID_ROW where the logits are no numbers.
+    Takes [N, V] and returns int32 [N], with INVALID_ROW where the logits are no numbers.
     """
     return mark_invalid(find_likeliest(logits), is_valid(logits))
 
 
 def is_valid(logits: Tensor) -> Tensor:
-    """Tells which rows have numbers: none is NaN or infinite, but for what negative infinity excludes.
+    """Tells which rows of logits [N, M] have numbers, bool [N, 1].
 
-    Args:
-        logits: [N, M].
-
-    Returns:
-        bool [N, 1].
+    None of a row's logits is NaN or infinite, but for what negative infinity excludes.
     """
     # NaN is larger than any number here, wherever it is in the row.
     return is_finite(logits.amax(dim=-1, keepdim=True))
@@ -69,10 +61,9 @@ def sample(logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: i
 
 
 def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tuple[Tensor, Tensor]:
-    """Finds the tokens that can be drawn and their weights, likeliest first; arguments as in `sample`.
+    """Finds the tokens that can be drawn, likeliest first; arguments as in `sample`.
 
-    Returns:
-        Token ids int32 [N, K] and unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
+    Returns their ids, int32 [N, K], and unnormalized weights, f32 [N, K], 0 where a token cannot be drawn.
     """
     logits, vocab_size = logits.float(), logits.shape[-1]
     top_logits, ids = take_top(logits, count_candidates(global_topk, vocab_size))
@@ -86,22 +77,15 @@ def count_candidates(global_topk: int, vocab_size: int) -> int:
 
 
 def sum_weights(logits: Tensor, largest: Tensor, sampling_params: Tensor, vocab_size: int) -> Tensor:
-    """Sums the weights of a vocabulary, or of a part of it. The sums of parts add up to the whole without rounding.
+    """Sums the weights of a vocabulary, or of a part of it, as `candidates.sum_exactly` does.
 
-    Args:
-        logits: f32 [N, M], of the part.
-        largest: f32 [N, 1], the largest logit of the whole vocabulary.
-        sampling_params: As in `sample`.
-        vocab_size: Tokens of the whole vocabulary.
-
-    Returns:
-        As `candidates.sum_exactly`.
+    `logits` are f32 [N, M], of the part; `largest` is f32 [N, 1], the largest logit of the whole vocabulary.
     """
     return sum_exactly(_scores(logits, largest, sampling_params).exp(), vocab_size)
 
 
 def weigh(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, vocab_size: int) -> Tensor:
-    """Computes the weights of candidates; those that top_k or top_p exclude get 0.
+    """Computes unnormalized weights of candidates, f32 [N, K]; those that top_k or top_p exclude get 0.
 
     top_p keeps the likeliest tokens until their probabilities reach it, including the one that crosses it. The base of
     probabilities is the row's top_k tokens or, if top_k is 0, the whole vocabulary.
@@ -109,11 +93,6 @@ def weigh(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, voca
     Args:
         top_logits: f32 [N, K], likeliest first.
         sums: The whole vocabulary's `sum_weights`; may be None if every row has a top_k.
-        sampling_params: As in `sample`.
-        vocab_size: Tokens of the whole vocabulary.
-
-    Returns:
-        Unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
     """
     top_k, top_p = sampling_params[:, :1], sampling_params[:, 1:2]
     weights = _scores(top_logits, top_logits[:, :1], sampling_params).exp()
@@ -129,15 +108,9 @@ def weigh(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, voca
 
 
 def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) -> Tensor:
-    """Draws one of the candidates of each row.
+    """Draws one candidate of each row, int32 [N].
 
-    Args:
-        ids: int32 [N, K], likeliest first.
-        weights: f32 [N, K], unnormalized.
-        sampling_params: As in `sample`; so is `rand`.
-
-    Returns:
-        int32 [N].
+    `ids` are int32 [N, K], likeliest first; `weights` f32 [N, K], unnormalized; the rest is as in `sample`.
     """
     cumulative = weights.cumsum(dim=-1)
     # Picks the first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
@@ -160,11 +133,10 @@ def pick_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor,
     Args:
         logits: [N, V], before temperature, top_k and top_p.
         tokens: Picked token ids, int32 [N]; what they are is open where they are INVALID_ROW.
-        num_top: How many of the likeliest to return, K.
 
     Returns:
-        Log probabilities of the picked tokens f32 [N]; ids of the likeliest tokens int64 [N, K], likeliest first; their
-        log probabilities f32 [N, K].
+        Log probabilities of the picked tokens f32 [N]; ids of the likeliest tokens int64 [N, num_top], likeliest first;
+        their log probabilities f32 [N, num_top].
     """
     logprobs = logits.float().log_softmax(dim=-1)
     picked = logprobs.gather(-1, tokens.long().clamp(min=0)[:, None])[:, 0]

@@ -7,11 +7,7 @@ import os
 
 
 def map_shared(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
-    """Allocates zeroed memory; returns its descriptor and this process's mapping.
-
-    Raises:
-        OSError: The host has no room for it. Nothing stays allocated.
-    """
+    """Allocates zeroed memory; returns its descriptor and mapping. If it raises OSError, nothing stays allocated."""
     fd = os.memfd_create(name)
     try:
         os.ftruncate(fd, size_bytes)

@@ -29,13 +29,7 @@ class Stall:
     """
 
     def __init__(self, interval_s: float, *, idle_share: float = 0.0) -> None:
-        """Has seen no work yet.
-
-        Args:
-            interval_s: Seconds between two looks.
-            idle_share: Processes that compute for no more than this share of an interval stand still. A share of 0
-                allows no computation at all.
-        """
+        """Processes stand still that compute for at most `idle_share` of an interval; 0 allows no computation."""
         self._interval_s = interval_s
         self._idle_s = idle_share * interval_s
         self._work: Hashable = None
@@ -53,12 +47,7 @@ class Stall:
         return self._num_still * self._interval_s
 
     def look(self, work: Hashable, pids: Sequence[int]) -> None:
-        """Looks once.
-
-        Args:
-            work: Identifies the work under way; None if there is none.
-            pids: The processes that do it.
-        """
+        """Looks once. `work` identifies the work under way; None if there is none."""
         cpu_s = sum(map(read_cpu_s, pids))
         if work is None or work != self._work:
             self._work = work
@@ -75,7 +64,6 @@ class Watch:
     """Calls a function at equal intervals, from the running event loop, until `stop`."""
 
     def __init__(self, interval_s: float, look: Callable[[], None]) -> None:
-        """Calls `look` for the first time after one interval."""
         self._interval_s = interval_s
         self._look = look
         self._loop = asyncio.get_running_loop()

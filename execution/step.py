@@ -79,14 +79,9 @@ def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec,
 
 
 class StepForm:
-    """Fills the inputs of an executable's steps by the ABI. Every row is idle until tokens are put in it.
-
-    Attributes:
-        specs: The inputs of a step; see `step_inputs`.
-    """
+    """Fills the inputs of an executable's steps by the ABI. Every row is idle until tokens are put in it."""
 
     def __init__(self, manifest: Manifest, executable: Executable) -> None:
-        """Reads sizes and special values from the manifest."""
         symbols = manifest.symbols_of(executable)
         self.specs = step_inputs(executable, manifest.sampling)
         self._num_row_tokens = executable.num_row_tokens
@@ -110,11 +105,9 @@ class StepForm:
         num_moved: int = 0,
         num_prompt_tokens: int = 0,
     ) -> None:
-        """Puts tokens of a sequence into a row.
+        """Puts tokens of a sequence into a row: at least one, at most as many as the row has.
 
         Args:
-            inputs: From `make_idle`.
-            tokens: At least one, at most the tokens of a row.
             start: Position of the first token.
             blocks: KV blocks of the sequence, in order of the positions that they hold, as far as its last token here
                 at least. In the contiguous cache it is one, the sequence's slot.
@@ -150,12 +143,7 @@ class StepForm:
             inputs["live_rows"][0] = max(inputs["live_rows"][0], row + 1)
 
     def put_values(self, inputs: StepInputs, name: str, row: int, values: Sequence[float]) -> None:
-        """Replaces a row of one input. Has no effect if the step does not take this input.
-
-        Args:
-            inputs: From `make_idle`.
-            values: All values of the row.
-        """
+        """Replaces all values of a row of one input. Has no effect if the step does not take this input."""
         if name in inputs:
             first = row * len(values)
             inputs[name][first : first + len(values)] = values

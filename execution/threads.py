@@ -23,21 +23,11 @@ def count_processors() -> int:
 
 
 def choose_spin_turns(num_threads: int, num_processors: int) -> int:
-    """Chooses how many turns threads spin.
-
-    Args:
-        num_threads: Threads of all processes that may compute at the same time.
-        num_processors: Processors that they share.
-    """
+    """Chooses how many turns threads spin; `num_threads` of all processes may compute at the same time."""
     return LONG_SPIN_TURNS if num_threads <= num_processors else SHORT_SPIN_TURNS
 
 
 def thread_environment(num_threads: int, *, num_ranks: int) -> dict[str, str]:
-    """Environment variables for a process that computes. torch reads them when it is loaded.
-
-    Args:
-        num_threads: Threads of the process.
-        num_ranks: Processes of this many threads that may compute at the same time, this one included.
-    """
+    """Environment of one of `num_ranks` processes that may compute at the same time. torch reads it when loaded."""
     spin_turns = choose_spin_turns(num_ranks * num_threads, count_processors())
     return {"OMP_NUM_THREADS": str(num_threads), "GOMP_SPINCOUNT": str(spin_turns)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 from bundle.errors import ResourcesShort
@@ -12,6 +12,7 @@ from edge.process import run_process
 from edge.supervision import report_failure
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
+from execution.text.handle import make_forkserver
 from runtime_svc.host_cores import settle_cores
 from runtime_svc.server import open_server
 from runtime_svc.settings import Settings, parse_settings
@@ -22,9 +23,12 @@ async def serve(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT. Prints one line when it is ready."""
     settings = await settle_cores(settings)
     timeout_s = settings.min_step_timeout_s
-    with RankForkservers(settings.num_cores, patience_s=timeout_s) as forkservers:
+    with (
+        RankForkservers(settings.num_cores, patience_s=timeout_s) as forkservers,
+        closing(make_forkserver()) as texts,
+    ):
         start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open, min_step_timeout_s=timeout_s)
-        async with open_server(settings, start_ranks) as server:
+        async with open_server(settings, start_ranks, texts) as server:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
             sys.stdout.flush()

@@ -1,74 +1,25 @@
-"""The errors of the runtime service.
-
-KilnError
-└── RuntimeServiceError
-    ├── RequestInvalid              values that no deployment would take
-    ├── FeatureNotServed            a valid request for a feature that this deployment lacks
-    ├── PromptTooLong
-    ├── PromptLimitExceeded         a prompt that the text process does not end with
-    ├── DeploymentNotFound
-    ├── DeploymentNotReady
-    ├── DeploymentExists            an id that another bundle holds
-    ├── DeploymentNotChosen         a call that names no deployment, while not exactly one serves
-    ├── EngineNotServing            vLLM's engine API, while it has no deployment to speak for
-    ├── MethodNotServed             a method of an API of others that Kiln does not serve
-    ├── RequestIdInUse
-    ├── RequestsInFlight            a call with policy REFUSE while requests run
-    ├── QueueFull
-    ├── RequestAborted
-    ├── DeadlineExceeded
-    ├── PromptQuarantined           see runtime_svc.quarantine_errors
-    ├── SessionBusy                 see runtime_svc.engine.errors
-    ├── SessionNotFound             see runtime_svc.engine.errors
-    ├── TooManySessions             see runtime_svc.engine.errors
-    ├── NumericsInvalid             a request whose logits are NaN or infinite
-    ├── ShuttingDown
-    ├── CoresUnavailable
-    ├── MemoryUnavailable
-    ├── ExecutablesMissing          a bundle with weights only, to be loaded
-    ├── WeightsMissing              a bundle with executables only, for its weights
-    ├── AliasFollowed               LoadWeights for a deployment that follows an alias
-    ├── GraphAbiMismatch
-    ├── TokenizerMismatch
-    ├── LoadInProgress
-    ├── LoadQuarantined             see runtime_svc.quarantine_errors
-    ├── WeightsQuarantined          see runtime_svc.quarantine_errors
-    ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
-    ├── BundleSourceRefused         see runtime_svc.bundles.errors
-    ├── CompilerTokenInvalid        see runtime_svc.bundles.errors
-    ├── BlobExposed                 see runtime_svc.bundles.errors
-    ├── BucketExceeded              more tokens, positions or rows than any executable has
-    ├── TooManyCaptures             see runtime_svc.captures.errors
-    ├── CaptureUnwritable           see runtime_svc.captures.errors
-    ├── EngineFailed                an engine that a bug of Kiln stopped
-    └── StateUnwritable             a disk that does not take the records of deployments
-"""
+"""The errors of the runtime service."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 
 
 class RuntimeServiceError(KilnError):
     """Root of the runtime service's errors."""
 
 
-class RequestInvalid(RuntimeServiceError):
+class RequestInvalid(RuntimeServiceError, code="INVALID_ARGUMENT"):
     """Values that no deployment would take."""
 
-    reason = "REQUEST_INVALID"
-
-    def __init__(self, violations: Sequence[FieldViolation]) -> None:
-        super().__init__("; ".join(map(str, violations)), violations=tuple(violations))
+    message = "{violations}"
+    violations: Sequence[FieldViolation]
 
 
-class FeatureNotServed(RuntimeServiceError):
+class FeatureNotServed(RuntimeServiceError, code="INVALID_ARGUMENT"):
     """A valid request for a feature that this deployment lacks."""
-
-    reason = "FEATURE_NOT_SERVED"
 
     def __init__(self, violations: Sequence[FieldViolation]) -> None:
         super().__init__(
@@ -78,10 +29,8 @@ class FeatureNotServed(RuntimeServiceError):
         )
 
 
-class PromptTooLong(RuntimeServiceError):
+class PromptTooLong(RuntimeServiceError, code="INVALID_ARGUMENT"):
     """A prompt that leaves the executables no room."""
-
-    reason = "PROMPT_TOO_LONG"
 
     def __init__(self, field: str, size: int, limit: int, unit: str = "tokens") -> None:
         self.field, self.size, self.limit, self.unit = field, size, limit, unit
@@ -94,41 +43,33 @@ class PromptTooLong(RuntimeServiceError):
         )
 
 
-class PromptLimitExceeded(RuntimeServiceError):
+class PromptLimitExceeded(RuntimeServiceError, code="INVALID_ARGUMENT"):
     """A prompt whose chat template or tokenizer has reached a limit of the deployment's text process."""
 
-    reason = "PROMPT_LIMIT_EXCEEDED"
-
-    def __init__(self, field: str, limit: str) -> None:
-        self.field, self.limit = field, limit
-        accepted = f"what the bundle's tokenizer and chat template convert with {limit}"
-        violation = FieldViolation(field, f"needs more than {limit}", accepted)
-        super().__init__(str(violation), violations=(violation,), field=field, limit=limit)
+    violation = FieldViolation(
+        "{field}", "needs more than {limit}", "what the bundle's tokenizer and chat template convert with {limit}"
+    )
+    field: str
+    limit: str
 
 
-class DeploymentNotFound(RuntimeServiceError):
+class DeploymentNotFound(RuntimeServiceError, code="NOT_FOUND"):
     """An id that names no deployment."""
 
-    reason = "DEPLOYMENT_NOT_FOUND"
-
-    def __init__(self, deployment_id: str) -> None:
-        super().__init__(f"no deployment {deployment_id!r}", deployment_id=deployment_id)
+    message = "no deployment {deployment_id!r}"
+    deployment_id: str
 
 
-class DeploymentNotReady(RuntimeServiceError):
+class DeploymentNotReady(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A deployment that is being loaded or unloaded, awaits weights, is recovering, or has failed."""
-
-    reason = "DEPLOYMENT_NOT_READY"
 
     def __init__(self, deployment_id: str, state: str, detail: str = "") -> None:
         message = f"deployment {deployment_id!r} is {state}" + (f": {detail}" if detail else "")
         super().__init__(message, deployment_id=deployment_id, state=state, detail=detail)
 
 
-class DeploymentExists(RuntimeServiceError):
+class DeploymentExists(RuntimeServiceError, code="ALREADY_EXISTS"):
     """An id that another bundle, or the same one with other options, holds."""
-
-    reason = "DEPLOYMENT_EXISTS"
 
     def __init__(self, deployment_id: str, bundle_digest: str, detail: str = "") -> None:
         super().__init__(
@@ -141,10 +82,8 @@ class DeploymentExists(RuntimeServiceError):
         )
 
 
-class DeploymentNotChosen(RuntimeServiceError):
+class DeploymentNotChosen(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A call that names no deployment, while not exactly one serves."""
-
-    reason = "DEPLOYMENT_NOT_CHOSEN"
 
     def __init__(self, serving_ids: Sequence[str]) -> None:
         serving = ", ".join(serving_ids)
@@ -152,99 +91,78 @@ class DeploymentNotChosen(RuntimeServiceError):
         super().__init__(f"this API names no deployment, and {detail}", deployment_ids=serving)
 
 
-class EngineNotServing(RuntimeServiceError):
+class EngineNotServing(RuntimeServiceError, code="UNAVAILABLE"):
     """A Generate of vLLM's engine API while the runtime has no deployment that could answer: another runtime may."""
 
-    reason = "ENGINE_NOT_SERVING"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"vLLM's engine API does not serve now: {detail}", detail=detail)
+    message = "vLLM's engine API does not serve now: {detail}"
+    detail: str
 
 
-class MethodNotServed(RuntimeServiceError):
+class MethodNotServed(RuntimeServiceError, code="UNIMPLEMENTED"):
     """A method of an API of others that Kiln does not serve."""
 
-    reason = "METHOD_NOT_SERVED"
+    message = "{method} is not served: {detail}"
+    method: str
+    detail: str
 
-    def __init__(self, method: str, detail: str) -> None:
-        super().__init__(f"{method} is not served: {detail}", method=method, detail=detail)
 
-
-class RequestIdInUse(RuntimeServiceError):
+class RequestIdInUse(RuntimeServiceError, code="ALREADY_EXISTS"):
     """A request id that a running request has."""
 
-    reason = "REQUEST_ID_IN_USE"
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"request id {request_id!r} is in use", request_id=request_id)
+    message = "request id {request_id!r} is in use"
+    request_id: str
 
 
-class RequestsInFlight(RuntimeServiceError):
+class RequestsInFlight(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A call with policy REFUSE while requests run."""
 
-    reason = "REQUESTS_IN_FLIGHT"
-
-    def __init__(self, num_requests: int) -> None:
-        super().__init__(f"{num_requests} requests are in flight", num_requests=num_requests)
+    message = "{num_requests} requests are in flight"
+    num_requests: int
 
 
-class QueueFull(RuntimeServiceError):
+class QueueFull(RuntimeServiceError, code="RESOURCE_EXHAUSTED"):
     """A queue that holds as many requests as it may."""
 
-    reason = "QUEUE_FULL"
+    message = "{capacity} requests wait already"
+    capacity: int
+    retry_after_s: float
 
-    def __init__(self, capacity: int, retry_after_s: float) -> None:
-        super().__init__(f"{capacity} requests wait already", retry_after_s=retry_after_s, capacity=capacity)
 
-
-class RequestAborted(RuntimeServiceError):
+class RequestAborted(RuntimeServiceError, code="ABORTED"):
     """A request that another call ended."""
 
-    reason = "REQUEST_ABORTED"
+    message = "request {request_id!r} was ended by {cause}"
+    request_id: str
+    cause: str
 
-    def __init__(self, request_id: str, cause: str) -> None:
-        super().__init__(f"request {request_id!r} was ended by {cause}", request_id=request_id, cause=cause)
 
-
-class DeadlineExceeded(RuntimeServiceError):
+class DeadlineExceeded(RuntimeServiceError, code="DEADLINE_EXCEEDED"):
     """A request that its call's deadline ended."""
 
-    reason = "DEADLINE_EXCEEDED"
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"request {request_id!r} met its deadline", request_id=request_id)
+    message = "request {request_id!r} met its deadline"
+    request_id: str
 
 
-class NumericsInvalid(RuntimeServiceError):
+class NumericsInvalid(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A request whose logits are NaN or infinite: its prompt makes the model's numbers overflow, or weights are NaN."""
 
-    reason = "NUMERICS_INVALID"
-
-    def __init__(self, request_id: str, num_tokens: int) -> None:
-        super().__init__(
-            f"the logits of request {request_id!r} are NaN or infinite after {num_tokens} tokens, prompt included",
-            request_id=request_id,
-            num_tokens=num_tokens,
-        )
+    message = "the logits of request {request_id!r} are NaN or infinite after {num_tokens} tokens, prompt included"
+    request_id: str
+    num_tokens: int
 
 
-class ShuttingDown(RuntimeServiceError):
+class ShuttingDown(RuntimeServiceError, code="UNAVAILABLE"):
     """A request that the server refuses or ends because it shuts down."""
 
-    reason = "SHUTTING_DOWN"
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down")
+    message = "the server is shutting down"
 
 
-class CoresUnavailable(RuntimeServiceError):
+class CoresUnavailable(RuntimeServiceError, code="RESOURCE_EXHAUSTED"):
     """Cores that the server does not have, or that another deployment holds.
 
     Attributes:
         is_lasting: Whether they would be unavailable without other deployments, too.
     """
-
-    reason = "CORES_UNAVAILABLE"
 
     def __init__(
         self, wanted: str, free: Sequence[int], holders: Mapping[str, Sequence[int]], *, is_lasting: bool = False
@@ -264,14 +182,12 @@ def _join(cores: Sequence[int]) -> str:
     return ", ".join(map(str, cores))
 
 
-class MemoryUnavailable(RuntimeServiceError):
+class MemoryUnavailable(RuntimeServiceError, code="RESOURCE_EXHAUSTED"):
     """A deployment that needs more memory than is free.
 
     Attributes:
         is_lasting: Whether it needs more than there is.
     """
-
-    reason = "MEMORY_UNAVAILABLE"
 
     def __init__(self, needed_bytes: int, free_bytes: int, total_bytes: int, *, where: str = "") -> None:
         self.is_lasting = needed_bytes > total_bytes
@@ -286,109 +202,151 @@ class MemoryUnavailable(RuntimeServiceError):
         )
 
 
-class ExecutablesMissing(RuntimeServiceError):
+class ExecutablesMissing(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A bundle with weights only, which cannot be loaded by itself."""
 
-    reason = "EXECUTABLES_MISSING"
-
-    def __init__(self, ref: str) -> None:
-        super().__init__(
-            f"{ref} has weights only: load the bundle that it was sharded for, then these with LoadWeights", ref=ref
-        )
+    message = "{ref} has weights only: load the bundle that it was sharded for, then these with LoadWeights"
+    ref: str
 
 
-class WeightsMissing(RuntimeServiceError):
+class WeightsMissing(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A bundle with executables only, which has no weights to give."""
 
-    reason = "WEIGHTS_MISSING"
-
-    def __init__(self, ref: str) -> None:
-        super().__init__(f"{ref} has no weights: it was compiled without them", ref=ref)
+    message = "{ref} has no weights: it was compiled without them"
+    ref: str
 
 
-class AliasFollowed(RuntimeServiceError):
+class AliasFollowed(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """A LoadWeights call for a deployment whose weights follow an alias."""
 
-    reason = "ALIAS_FOLLOWED"
-
-    def __init__(self, deployment_id: str, alias: str) -> None:
-        super().__init__(
-            f"the weights of deployment {deployment_id!r} follow {alias}: move the alias, or load it without following",
-            deployment_id=deployment_id,
-            alias=alias,
-        )
+    message = "the weights of deployment {deployment_id!r} follow {alias}: move the alias, or load it without following"
+    deployment_id: str
+    alias: str
 
 
-class GraphAbiMismatch(RuntimeServiceError):
+class GraphAbiMismatch(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """Weights that do not fit the running executables."""
 
-    reason = "GRAPH_ABI_MISMATCH"
-
-    def __init__(self, expected: str, actual: str) -> None:
-        super().__init__(
-            f"the weights fit graph ABI {actual}; the deployment runs {expected}", expected=expected, actual=actual
-        )
+    message = "the weights fit graph ABI {actual}; the deployment runs {expected}"
+    expected: str
+    actual: str
 
 
-class TokenizerMismatch(RuntimeServiceError):
+class TokenizerMismatch(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """Weights that were trained with another vocabulary."""
 
-    reason = "TOKENIZER_MISMATCH"
-
-    def __init__(self, expected: str, actual: str) -> None:
-        message = f"the weights belong to tokenizer {actual}; the deployment uses {expected}"
-        super().__init__(message, expected=expected, actual=actual)
+    message = "the weights belong to tokenizer {actual}; the deployment uses {expected}"
+    expected: str
+    actual: str
 
 
-class LoadInProgress(RuntimeServiceError):
+class LoadInProgress(RuntimeServiceError, code="ABORTED"):
     """A second weight load while another one runs."""
 
-    reason = "LOAD_IN_PROGRESS"
-
-    def __init__(self, deployment_id: str) -> None:
-        super().__init__(f"deployment {deployment_id!r} is loading weights already", deployment_id=deployment_id)
+    message = "deployment {deployment_id!r} is loading weights already"
+    deployment_id: str
 
 
-class BundleSourceUnavailable(RuntimeServiceError):
+class BundleSourceUnavailable(RuntimeServiceError, code="UNAVAILABLE"):
     """A bundle service that does not answer."""
 
-    reason = "BUNDLE_SOURCE_UNAVAILABLE"
-
-    def __init__(self, source: str, detail: str) -> None:
-        super().__init__(
-            f"the bundle service at {source} does not answer: {detail}",
-            retry_after_s=1.0,
-            source=source,
-            detail=detail,
-        )
+    message = "the bundle service at {source} does not answer: {detail}"
+    retry_after_s = 1.0
+    source: str
+    detail: str
 
 
-class BucketExceeded(RuntimeServiceError):
-    """More tokens, positions or rows than any executable has."""
-
-    reason = "BUCKET_EXCEEDED"
-
-    def __init__(self, submodel: str, dimension: str, needed: int, largest: int) -> None:
-        message = f"{needed} {dimension} exceed the largest bucket of {submodel}, {largest}"
-        super().__init__(message, submodel=submodel, dimension=dimension, needed=needed, largest=largest)
-
-
-class EngineFailed(RuntimeServiceError):
+class EngineFailed(RuntimeServiceError, code="INTERNAL"):
     """An engine that a bug of Kiln stopped."""
 
-    reason = "ENGINE_FAILED"
+    message = "the engine of deployment {deployment_id!r} has failed; unload and load it again"
+    deployment_id: str
 
-    def __init__(self, deployment_id: str) -> None:
+
+class StateUnwritable(RuntimeServiceError, code="INTERNAL"):
+    """A disk that does not take the records of deployments."""
+
+    message = "{path} cannot be written: {detail}"
+    path: str
+    detail: str
+
+
+class SessionBusy(RuntimeServiceError, code="ABORTED"):
+    """A session that a request uses: its requests go one after the other."""
+
+    message = "session {session_id!r} is in use by request {request_id!r}, which has not ended"
+    session_id: str
+    request_id: str
+
+
+class SessionNotFound(RuntimeServiceError, code="NOT_FOUND"):
+    """A session that the caller does not have: it has expired, made room for others, or never was."""
+
+    message = "the caller has no session {session_id!r}"
+    session_id: str
+
+
+class TooManySessions(RuntimeServiceError, code="RESOURCE_EXHAUSTED"):
+    """A new session while requests use as many sessions as a caller or a deployment may have."""
+
+    message = "requests use {limit} sessions, as many as a {bounded} may have"
+    retry_after_s = 1.0
+    limit: int
+    bounded: Unsaid[str]
+
+
+class TooManyCaptures(RuntimeServiceError, code="RESOURCE_EXHAUSTED"):
+    """A request for captured inputs while the allowed number of requests captures."""
+
+    message = "{limit} requests capture inputs already"
+    limit: int
+    retry_after_s: float
+
+
+class CaptureUnwritable(RuntimeServiceError, code="FAILED_PRECONDITION"):
+    """A disk that does not take captured inputs."""
+
+    message = "captured inputs cannot be written to {path} in the capture directory: {detail}"
+    path: str
+    detail: str
+
+
+class LoadQuarantined(RuntimeServiceError, code="FAILED_PRECONDITION", reason="QUARANTINED"):
+    """A deployment whose load was under way when the runtime died, twice: it is not loaded again by itself."""
+
+    message = (
+        "deployment {deployment_id!r} is quarantined: the runtime died {num_deaths} times while it loaded it, and "
+        "does not load it again by itself; LoadBundle (`kiln load {ref} --deployment {deployment_id}`) tries again, "
+        "UnloadBundle (`kiln unload {deployment_id}`) ends it"
+    )
+    deployment_id: str
+    ref: str
+    num_deaths: int
+
+
+class PromptQuarantined(RuntimeServiceError, code="FAILED_PRECONDITION"):
+    """A prompt over which ranks died, hung or failed twice, the last time over it alone."""
+
+    def __init__(self, digest: str, num_losses: int, expires_in_s: float) -> None:
         super().__init__(
-            f"the engine of deployment {deployment_id!r} has failed; unload and load it again",
-            deployment_id=deployment_id,
+            f"the ranks were lost {num_losses} times while they computed this prompt, the last time while they "
+            f"computed nothing else, so it is refused for {expires_in_s:.0f} s; unloading and loading the deployment, "
+            f"or loading other weights, ends that sooner",
+            digest=digest,
+            num_losses=num_losses,
+            expires_in_s=f"{expires_in_s:.0f}",
         )
 
 
-class StateUnwritable(RuntimeServiceError):
-    """A disk that does not take the records of deployments."""
+class WeightsQuarantined(RuntimeServiceError, code="FAILED_PRECONDITION"):
+    """Weights of a followed alias that were being loaded when the runtime died, twice: the old ones serve on."""
 
-    reason = "STATE_UNWRITABLE"
-
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"{path} cannot be written: {detail}", path=path, detail=detail)
+    message = (
+        "they are quarantined: the runtime died {num_deaths} times while it loaded them, and does not load them again "
+        "by itself; move {ref} to another version, or try again by LoadBundle (`kiln load {ref} --deployment "
+        "{deployment_id} --follow-alias`)"
+    )
+    deployment_id: str
+    ref: str
+    digest: str
+    num_deaths: int

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from bundle.environment import inherit
 from bundle.errors import FieldViolation
+from bundle.host.environment import inherit
 from edge.errors import OptionsInvalid
 from execution.device_errors import DeviceCallFailed
 from execution.failure import Failure
@@ -26,10 +26,6 @@ async def settle_cores(settings: Settings) -> Settings:
     """Returns the settings with a number of cores that this host has: the one that was asked for, or all of them.
 
     Targets whose ranks compute on the host's processors keep theirs.
-
-    Raises:
-        OptionsInvalid: The host has no cores, those of another target, or fewer than were asked for.
-        ExecutionError: The target's library is missing, or cannot tell.
     """
     device = TARGETS[settings.target].lowerings[0].format
     if not device.core_counter:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
+from edge.histogram import Histogram
 from edge.metrics import MetricRow, Sample
 from runtime_svc.deployments.cores import CoreState
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
-from runtime_svc.engine.request import BucketKey, FinishReason
-from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
+from runtime_svc.engine.request import FinishReason
+from runtime_svc.engine.scheduler.scheduler import Scheduler
+from runtime_svc.errors import LoadQuarantined, WeightsQuarantined
 
 #: What vLLM calls the reasons for which sequences end.
 _VLLM_REASONS: Final = {
@@ -25,17 +27,6 @@ _VLLM_REASONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _EngineMetric:
-    """A metric of each deployment that has an engine; `read` leaves out the label of the deployment."""
-
-    name: str
-    kind: str
-    help: str
-    read: Callable[[Engine], Iterable[Sample]]
-    labels: tuple[str, ...] = ()
-
-
 def _read_finished(engine: Engine) -> Iterator[Sample]:
     counts = dict.fromkeys(_VLLM_REASONS.values(), 0)
     for reason, count in engine.scheduler.statistics.finished.items():
@@ -43,153 +34,104 @@ def _read_finished(engine: Engine) -> Iterator[Sample]:
     return (((reason,), count) for reason, count in counts.items())
 
 
-def _by_executable(counts: Mapping[BucketKey, int]) -> Iterator[Sample]:
-    return (((key.submodel, "x".join(map(str, key.bucket))), count) for key, count in list(counts.items()))
-
-
-_EXECUTABLE: Final = ("submodel", "bucket")
-
-_ENGINE_METRICS: Final = (
-    _EngineMetric(
-        "vllm:num_requests_running", "gauge", "Requests that run", lambda engine: [((), engine.scheduler.num_running)]
-    ),
-    _EngineMetric(
-        "vllm:num_requests_waiting", "gauge", "Requests that wait", lambda engine: [((), len(engine.scheduler.waiting))]
-    ),
-    _EngineMetric(
+#: Metrics of each deployment that has an engine: name, kind, help, and its value.
+_VALUES: Final[tuple[tuple[str, str, str, Callable[[Scheduler], float | Histogram]], ...]] = (
+    ("vllm:num_requests_running", "gauge", "Requests that run", lambda one: one.num_running),
+    ("vllm:num_requests_waiting", "gauge", "Requests that wait", lambda one: len(one.waiting)),
+    (
         "vllm:kv_cache_usage_perc",
         "gauge",
         "Share of the KV cache's blocks in use, 0 to 1",
-        lambda engine: [((), engine.scheduler.kv.num_used_blocks / engine.scheduler.kv.num_blocks)],
+        lambda one: one.kv.num_used_blocks / one.kv.num_blocks,
     ),
-    _EngineMetric(
-        "vllm:cache_config_info",
-        "gauge",
-        "The KV cache in blocks; always 1",
-        lambda engine: [((str(engine.scheduler.kv.block_tokens), str(engine.scheduler.kv.num_blocks)), 1)],
-        ("block_size", "num_gpu_blocks"),
-    ),
-    _EngineMetric(
-        "vllm:prompt_tokens",
-        "counter",
-        "Tokens of computed prompts",
-        lambda engine: [((), engine.scheduler.statistics.prompt_tokens)],
-    ),
-    _EngineMetric(
+    ("vllm:prompt_tokens", "counter", "Tokens of computed prompts", lambda one: one.statistics.prompt_tokens),
+    (
         "vllm:prefix_cache_queries",
         "counter",
         "Tokens of prompts that were looked up in the KV cache when their requests started",
-        lambda engine: [((), engine.scheduler.statistics.looked_up_tokens)],
+        lambda one: one.statistics.looked_up_tokens,
     ),
-    _EngineMetric(
+    (
         "vllm:prefix_cache_hits",
         "counter",
         "Tokens of prompts that the KV cache held when their requests started",
-        lambda engine: [((), engine.scheduler.statistics.cached_prompt_tokens)],
+        lambda one: one.statistics.cached_prompt_tokens,
     ),
-    _EngineMetric(
+    (
         "kiln:session_tokens",
         "counter",
         "Tokens of prompts that the KV cache held when requests of sessions started",
-        lambda engine: [((), engine.scheduler.statistics.session_tokens)],
+        lambda one: one.statistics.session_tokens,
     ),
-    _EngineMetric("kiln:sessions", "gauge", "Sessions", lambda engine: [((), len(engine.requests.sessions))]),
-    _EngineMetric(
+    (
         "kiln:session_evictions",
         "counter",
         "How often a session lost its part of the KV cache because others needed the room",
-        lambda engine: [((), engine.scheduler.kv.num_evictions)],
+        lambda one: one.kv.num_evictions,
     ),
-    _EngineMetric(
+    (
         "vllm:num_preemptions",
         "counter",
         "How often a sequence gave back its blocks of the KV cache to make room, and was computed anew",
-        lambda engine: [((), engine.scheduler.statistics.preemptions)],
+        lambda one: one.statistics.preemptions,
     ),
-    _EngineMetric(
-        "vllm:generation_tokens",
-        "counter",
-        "Generated tokens",
-        lambda engine: [((), engine.scheduler.statistics.generated_tokens)],
-    ),
-    _EngineMetric(
-        "vllm:request_success", "counter", "Requests that have ended, by reason", _read_finished, ("finished_reason",)
-    ),
-    _EngineMetric(
+    ("vllm:generation_tokens", "counter", "Generated tokens", lambda one: one.statistics.generated_tokens),
+    (
         "vllm:time_to_first_token_seconds",
         "histogram",
         "Time from a request's arrival to its first token",
-        lambda engine: [((), engine.scheduler.statistics.first_token_s)],
+        lambda one: one.statistics.first_token_s,
     ),
-    _EngineMetric(
+    (
         "vllm:inter_token_latency_seconds",
         "histogram",
         "Time between the tokens of two steps of a request",
-        lambda engine: [((), engine.scheduler.statistics.inter_token_s)],
+        lambda one: one.statistics.inter_token_s,
     ),
-    _EngineMetric(
+    (
         "vllm:e2e_request_latency_seconds",
         "histogram",
         "Time from a request's arrival to its end",
-        lambda engine: [((), engine.scheduler.statistics.request_s)],
+        lambda one: one.statistics.request_s,
     ),
-    _EngineMetric(
-        "kiln:steps",
-        "counter",
-        "Steps of each executable",
-        lambda engine: _by_executable(engine.scheduler.statistics.steps),
-        _EXECUTABLE,
-    ),
-    _EngineMetric(
+    (
         "kiln:chunk_tokens",
         "gauge",
         "Tokens of a prompt that a step computes while sequences wait for their next token, as chosen last",
-        lambda engine: [((), engine.scheduler.chunk_tokens)],
+        lambda one: one.policy.chunk_size.tokens,
     ),
-    _EngineMetric(
-        "kiln:computed_tokens",
-        "counter",
-        "Tokens that the rows of steps computed",
-        lambda engine: _by_executable(engine.scheduler.statistics.computed_tokens),
-        _EXECUTABLE,
-    ),
-    _EngineMetric(
-        "kiln:bucket_padding_tokens",
-        "counter",
-        "Tokens that static shapes wasted on the rows of steps",
-        lambda engine: _by_executable(engine.scheduler.statistics.padding_tokens),
-        _EXECUTABLE,
-    ),
-    _EngineMetric(
+    (
         "kiln:weight_swap_pause_seconds",
         "histogram",
         "Time in which a weight swap let no step run",
-        lambda engine: [((), engine.scheduler.statistics.swap_pause_s)],
+        lambda one: one.statistics.swap_pause_s,
     ),
-    _EngineMetric(
+    (
         "kiln:rank_hangs",
         "counter",
         "How often ranks were ended because they hung",
-        lambda engine: [((), engine.scheduler.statistics.rank_hangs)],
+        lambda one: one.statistics.rank_hangs,
     ),
-    _EngineMetric(
+    (
         "kiln:invalid_requests",
         "counter",
         "Requests that ended because their logits were NaN or infinite",
-        lambda engine: [((), engine.scheduler.statistics.invalid_requests)],
+        lambda one: one.statistics.invalid_requests,
     ),
-    _EngineMetric(
+    (
         "kiln:quarantined_requests",
         "counter",
         "Requests that were refused because ranks had been lost over their prompts",
-        lambda engine: [((), engine.scheduler.statistics.quarantined_requests)],
+        lambda one: one.statistics.quarantined_requests,
     ),
-    _EngineMetric(
-        "kiln:rank_restarts",
-        "counter",
-        "How often dead ranks were replaced",
-        lambda engine: [((), engine.scheduler.statistics.rank_restarts)],
-    ),
+    ("kiln:rank_restarts", "counter", "How often dead ranks were replaced", lambda one: one.statistics.rank_restarts),
+)
+
+#: Counts of each executable, likewise: name, help, and what the scheduler's statistics call them.
+_EXECUTABLE_COUNTS: Final = (
+    ("kiln:steps", "Steps of each executable", "steps"),
+    ("kiln:computed_tokens", "Tokens that the rows of steps computed", "computed_tokens"),
+    ("kiln:bucket_padding_tokens", "Tokens that static shapes wasted on the rows of steps", "padding_tokens"),
 )
 
 
@@ -202,11 +144,19 @@ def _read_core_memory(deployment: Deployment) -> Iterator[Sample]:
 def list_metrics(deployments: Deployments) -> list[MetricRow]:
     """Returns the metrics of a runtime. Everything of a deployment has its id as `model_name`."""
 
-    def of_engines(metric: _EngineMetric) -> Iterator[Sample]:
-        for deployment in deployments.list():
-            if deployment.engine is not None:
-                for labels, value in metric.read(deployment.engine):
-                    yield (deployment.deployment_id, *labels), value
+    def of_engines(read: Callable[[Engine], Iterable[Sample]]) -> Iterator[Sample]:
+        return of_deployments(lambda one: [] if one.engine is None else read(one.engine))
+
+    def read_value(find: Callable[[Scheduler], float | Histogram]) -> Iterator[Sample]:
+        return of_engines(lambda engine: [((), find(engine.scheduler))])
+
+    def read_counts(name: str) -> Iterator[Sample]:
+        return of_engines(
+            lambda engine: (
+                ((key.submodel, "x".join(map(str, key.bucket))), count)
+                for key, count in list(getattr(engine.scheduler.statistics, name).items())
+            )
+        )
 
     def of_deployments(read: Callable[[Deployment], Iterable[Sample]]) -> Iterator[Sample]:
         for deployment in deployments.list():
@@ -216,8 +166,35 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
     resources = deployments.resources
     return [
         *(
-            MetricRow(one.name, one.kind, one.help, ("model_name", *one.labels), lambda one=one: of_engines(one))  # type: ignore[misc]
-            for one in _ENGINE_METRICS
+            MetricRow(name, kind, text, ("model_name",), partial(read_value, find))
+            for name, kind, text, find in _VALUES
+        ),
+        *(
+            MetricRow(name, "counter", text, ("model_name", "submodel", "bucket"), partial(read_counts, count))
+            for name, text, count in _EXECUTABLE_COUNTS
+        ),
+        MetricRow(
+            "vllm:cache_config_info",
+            "gauge",
+            "The KV cache in blocks; always 1",
+            ("model_name", "block_size", "num_gpu_blocks"),
+            lambda: of_engines(
+                lambda engine: [((str(engine.scheduler.kv.block_tokens), str(engine.scheduler.kv.num_blocks)), 1)]
+            ),
+        ),
+        MetricRow(
+            "vllm:request_success",
+            "counter",
+            "Requests that have ended, by reason",
+            ("model_name", "finished_reason"),
+            lambda: of_engines(_read_finished),
+        ),
+        MetricRow(
+            "kiln:sessions",
+            "gauge",
+            "Sessions",
+            ("model_name",),
+            lambda: of_engines(lambda engine: [((), len(engine.requests.sessions))]),
         ),
         MetricRow(
             "kiln:deployment_state",

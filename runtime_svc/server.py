@@ -14,17 +14,20 @@ import structlog
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.errors import FieldViolation
-from bundle.file_modes import make_private_directory
-from bundle.layout import Layout
-from bundle.verification import BlobVerifier
+from bundle.host.file_modes import make_private_directory
+from bundle.store.layout import Layout
+from bundle.store.verification import BlobVerifier
 from edge.errors import OptionsInvalid
 from edge.health import OVERALL
+from edge.interceptor import Surrounding
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from edge.supervision import begin_task
 from edge.tracing import open_tracing
-from execution.text.handle import make_forkserver
-from runtime_svc.access_rules import RULES, make_engine_rules
+from execution.forkserver.client import ForkserverClient
+from runtime_svc.api.access_rules import RULES, make_engine_rules
+from runtime_svc.api.generation import GenerationService
+from runtime_svc.api.runtime import RuntimeService
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
@@ -33,22 +36,17 @@ from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults
-from runtime_svc.deployments.file_watch import FileWatch
 from runtime_svc.deployments.follower import AliasFollower
-from runtime_svc.deployments.launcher import StartRanks
+from runtime_svc.deployments.launcher import FileWatch, StartRanks
 from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.memory import MemoryPool
 from runtime_svc.deployments.reconciler import Reconciler
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import FAREWELL_S, Deployments
 from runtime_svc.deployments.resources import Resources
-from runtime_svc.engine.config import EngineConfig
-from runtime_svc.generation_service import GenerationService
 from runtime_svc.metrics import list_metrics
-from runtime_svc.runtime_service import RuntimeService
 from runtime_svc.settings import Settings
-from runtime_svc.status import STATUS_TABLE
-from runtime_svc.text.workers import TextWorkers
+from runtime_svc.text.text_queue import TextWorkers
 from targets.registry import TARGETS
 
 if TYPE_CHECKING:
@@ -74,13 +72,8 @@ class RuntimeServer:
         settings: Settings,
         deployments: Deployments,
         reconciler: Reconciler,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        surroundings: Sequence[Surrounding] = (),
     ) -> None:
-        """Builds the server; call it on the running event loop.
-
-        Raises:
-            OptionsInvalid: A deployment is named for vLLM's engine API, and the extra is not installed.
-        """
         engine = _make_vllm_engine(deployments, settings.engine_deployment)
 
         def register(server: grpc.aio.Server) -> None:
@@ -91,12 +84,11 @@ class RuntimeServer:
 
         self.edge = EdgeServer(
             settings.edge,
-            status_table=STATUS_TABLE,
             services=SERVICES if engine is None else (*SERVICES, ENGINE_SERVICE),
             register=register,
             rules=RULES if engine is None else {**RULES, **make_engine_rules(lambda _: engine.find_deployment_id())},
             always_serving=(CONTROL_SERVICE,),
-            interceptors=interceptors,
+            surroundings=surroundings,
             request_limit=deployments.request_limit,
         )
         self._engine = engine
@@ -111,10 +103,6 @@ class RuntimeServer:
         """Begins to load recorded and declared deployments, then listens; returns the port.
 
         Health is NOT_SERVING for the server as a whole and for inference until they are READY.
-
-        Raises:
-            AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
-            DeploymentsFileInvalid, StateInvalid, StateUnwritable: See `Reconciler.start`.
         """
         # Before the server listens, so that no client takes their ids and cores.
         await self._reconciler.start()
@@ -167,20 +155,12 @@ class RuntimeServer:
 
 
 @asynccontextmanager
-async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncIterator[RuntimeServer]:
-    """Opens blob cache and state directory, and builds the server. At exit every rank ends.
+async def open_server(
+    settings: Settings, start_ranks: StartRanks, texts: ForkserverClient
+) -> AsyncIterator[RuntimeServer]:
+    """Opens blob cache and state directory, and builds the server, whose text processes `texts` forks.
 
-    Args:
-        settings: Settings of this runtime.
-        start_ranks: Starts rank groups.
-
-    Raises:
-        LayoutInvalid: The cache is no OCI layout, or a directory of bundles does not exist.
-        StateInUse, StateInvalid: See `RecordStore`.
-        TlsFileInvalid: See `CompilerEndpoint.connect`.
-        AddressUnavailable: See `serve_metrics`.
-        TracingUnavailable: See `open_tracing`.
-        OptionsInvalid: See `RuntimeServer`.
+    At exit every rank and every text process ends.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
@@ -197,19 +177,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             cache=Layout.create(settings.cache / "blobs"),
             verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
         )
-        engine = EngineConfig(
-            queue_capacity=settings.queue_capacity,
-            max_call_sequences=settings.max_call_sequences,
-            stream_capacity=settings.stream_capacity,
-            chunks=settings.chunks,
-            async_scheduling=settings.async_scheduling,
-            stall_timeouts=settings.stall_timeouts,
-            session_limits=settings.session_limits,
-        )
         workers = TextWorkers()
         stack.callback(workers.close)
-        texts = make_forkserver()
-        stack.callback(texts.close)
         captures = None
         if settings.capture_directory is not None:
             captures = CaptureDirectory(settings.capture_directory)
@@ -220,11 +189,11 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             Loader(
                 library,
                 start_ranks,
-                engine,
+                settings.engine,
                 workers,
                 texts,
                 settings.text_limits,
-                DeploymentDefaults(settings.threads_per_core, settings.chunks.target_s),
+                DeploymentDefaults(settings.threads_per_core, settings.target_inter_token_latency_s),
                 cores,
                 captures,
             ),
@@ -234,7 +203,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
                 target,
                 settings.logical_core_size,
                 input_capture=captures is not None,
-                engine=engine,
+                engine=settings.engine,
             ),
             records,
         )
@@ -249,18 +218,14 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             deployments.on_bundles_changed = leases.wake
             supervisor.supervise("leases", leases.run)
         supervisor.supervise("following", AliasFollower(deployments, interval_s=settings.follow_interval_s).run)
-        supervisor.supervise("file watch", FileWatch(deployments).run)
+        supervisor.supervise("file watch", FileWatch(deployments.list).run)
         rows = [*server.edge.list_metrics(), *list_metrics(deployments)]
         server.edge.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, rows))
         yield server
 
 
 def _make_vllm_engine(deployments: Deployments, deployment_id: str | None) -> VllmEngineService | None:
-    """Returns the servicer of vLLM's engine API; None if its messages are not installed.
-
-    Raises:
-        OptionsInvalid: They are not, and a deployment is named for it.
-    """
+    """Returns the servicer of vLLM's engine API; None if its messages are not installed."""
     if find_spec("smg_grpc_proto") is None:
         if deployment_id is not None:
             accepted = "unset without the extra `vllm-engine`, as in `pip install 'kiln-runtime[vllm-engine]'`"

@@ -128,7 +128,7 @@ CPU: Final = Target(
     lowerings=(
         Lowering(
             format=EXPORTED_PROGRAM,
-            backend="compiler_svc.lower.exported_program:keep_program",
+            backend="compiler_svc.lower.program:keep_program",
             in_process=True,
             toolchain=TORCH,
         ),

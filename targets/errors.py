@@ -1,42 +1,26 @@
-"""Errors of targets.
-
-KilnError
-└── TargetError
-    ├── IsaUnknown            an instruction set that executables cannot be made for
-    ├── IsaUnsupported        executables made for instructions that this host lacks
-    ├── ToolchainMissing      a program that a lowering calls is not installed
-    ├── NeuronToolchainMissing  an interpreter that lacks packages of Neuron's
-    ├── FormatUnknown         executables of a format that nothing installed here runs
-    └── FormatInvalid         an installed entry point that does not give the format that it names
-"""
+"""Errors of targets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 
 
-class TargetError(KilnError):
+class TargetError(KilnError, code="FAILED_PRECONDITION"):
     """Root of the errors of targets."""
 
-    reason = "TARGET_ERROR"
 
-
-class IsaUnknown(TargetError):
+class IsaUnknown(TargetError, code="INVALID_ARGUMENT"):
     """An instruction set that executables cannot be made for."""
 
-    reason = "ISA_UNKNOWN"
-
-    def __init__(self, isa: str, accepted: Sequence[str]) -> None:
-        violation = FieldViolation("isa", repr(isa), ", ".join(accepted))
-        super().__init__(str(violation), violations=(violation,), isa=isa)
+    violation = FieldViolation("isa", "{isa!r}", "{accepted}")
+    isa: str
+    accepted: Unsaid[Sequence[str]]
 
 
 class IsaUnsupported(TargetError):
     """Executables made for instructions that this host lacks."""
-
-    reason = "ISA_UNSUPPORTED"
 
     def __init__(self, isa: str, supported: Sequence[str], known: Sequence[str]) -> None:
         accepted = ", ".join(supported) or f"none of {', '.join(known)}"
@@ -49,48 +33,34 @@ class IsaUnsupported(TargetError):
 class ToolchainMissing(TargetError):
     """No C++ compiler, which the optimization level needs."""
 
-    reason = "TOOLCHAIN_MISSING"
-
-    def __init__(self, compiler: str) -> None:
-        super().__init__(
-            f"no {compiler} on PATH: install it, or compile with optimization level 0, which needs none",
-            compiler=compiler,
-        )
+    message = "no {compiler} on PATH: install it, or compile with optimization level 0, which needs none"
+    compiler: str
 
 
 class NeuronToolchainMissing(TargetError):
     """An interpreter that lacks packages of Neuron's, with which executables for Neuron cores are made."""
 
-    reason = "NEURON_TOOLCHAIN_MISSING"
-
-    def __init__(self, interpreter: str, missing: str) -> None:
-        super().__init__(
-            f"{interpreter} has no {missing}: install kiln-neuron-lowering for a Python 3.11 to 3.13 from Neuron's "
-            f"package index, and name that Python by --neuron-python",
-            interpreter=interpreter,
-            missing=missing,
-        )
+    message = (
+        "{interpreter} has no {missing}: install kiln-neuron-lowering for a Python 3.11 to 3.13 from Neuron's package "
+        "index, and name that Python by --neuron-python"
+    )
+    interpreter: str
+    missing: str
 
 
-class FormatUnknown(TargetError):
+class FormatUnknown(TargetError, reason="EXECUTABLE_FORMAT_UNKNOWN"):
     """Executables of a format that nothing installed here runs."""
 
-    reason = "EXECUTABLE_FORMAT_UNKNOWN"
+    message = "this host cannot run the bundle: {violation}"
+    violation = FieldViolation("executables.format", "{format!r}", "{known}")
+    format: str
+    known: Unsaid[Sequence[str]]
 
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        violation = FieldViolation("executables.format", repr(name), ", ".join(known))
-        super().__init__(f"this host cannot run the bundle: {violation}", violations=(violation,), format=name)
 
-
-class FormatInvalid(TargetError):
+class FormatInvalid(TargetError, reason="EXECUTABLE_FORMAT_INVALID"):
     """An installed entry point that does not give the format that it names."""
 
-    reason = "EXECUTABLE_FORMAT_INVALID"
-
-    def __init__(self, name: str, entry_point: str, detail: str) -> None:
-        super().__init__(
-            f"executable format {name}: entry point {entry_point} {detail}",
-            format=name,
-            entry_point=entry_point,
-            detail=detail,
-        )
+    message = "executable format {format}: entry point {entry_point} {detail}"
+    format: str
+    entry_point: str
+    detail: str

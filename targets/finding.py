@@ -16,7 +16,6 @@ class Finding:
         ok: Whether a compile or a runtime can use what was inspected.
         summary: What was found, or what is wrong, in one line.
         advice: What to do next, a command if there is one; empty if it is ok.
-        details: Figures for programs; values of JSON.
     """
 
     ok: bool

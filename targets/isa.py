@@ -18,9 +18,7 @@ class IsaLevel:
     """One instruction set.
 
     Attributes:
-        name: Name in manifests and requests.
         added_flags: CPU flags, as in /proc/cpuinfo, that the level adds to the one before it.
-        vector_bits: Width of the vector registers in bits.
         march: What g++ takes as `-march`.
         extensions: Options of g++ for instructions beyond `march`.
         gain: What executables of the level before it take more or less time for, with this one, as measured.
@@ -41,11 +39,7 @@ class IsaLevel:
 
 @dataclass(frozen=True, slots=True)
 class IsaLevels:
-    """The instruction sets of a target, each a superset of the one before it; empty if the target has no choice.
-
-    Attributes:
-        default: The level for clients that ask for none.
-    """
+    """The instruction sets of a target, each a superset of the one before it; empty if the target has no choice."""
 
     levels: tuple[IsaLevel, ...] = ()
     default: str = ""
@@ -79,16 +73,7 @@ class IsaLevels:
         """Fills in the default, turns `native` into the highest level that this host has, and checks other names.
 
         The result is a level, never the host's processor model, so that a runtime can tell by the name whether it can
-        run a bundle.
-
-        Args:
-            name: A level, `native`, or empty for the default.
-            cpuinfo: What the kernel says of this host's processors.
-            default: A level or `native`, instead of the target's own default. A target without levels has none.
-
-        Raises:
-            IsaUnknown: The name is neither a level nor `native`.
-            IsaUnsupported: The name is `native`, and the host has none of the levels.
+        run a bundle. `default` is a level or `native`, instead of the target's own; a target without levels has none.
         """
         if not name and self.levels:
             name = default
@@ -108,11 +93,7 @@ class IsaLevels:
         return tuple(self[level] for level in above)
 
     def require(self, name: str, cpuinfo: Path = CPUINFO) -> None:
-        """Checks that this host has a level.
-
-        Raises:
-            IsaUnsupported: The host lacks the level.
-        """
+        """Checks that this host has a level."""
         supported = self.list_supported(cpuinfo)
         if name not in supported:
             raise IsaUnsupported(name, supported, self.names)

@@ -23,12 +23,7 @@ _BUILT_IN: Final[Mapping[str, ExecutableFormat]] = {lowering.format.name: loweri
 
 
 def find_format(name: str) -> ExecutableFormat:
-    """Returns the executable format of a name: one of Kiln's, or one from an installed distribution's entry point.
-
-    Raises:
-        FormatUnknown: Nothing installed here runs the format.
-        FormatInvalid: An entry point names the format but does not provide it.
-    """
+    """Returns the executable format of a name: one of Kiln's, or one from an installed distribution's entry point."""
     found = _BUILT_IN.get(name)
     if found is None:
         found = _load_format(name)

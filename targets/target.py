@@ -14,7 +14,6 @@ class ExecutableFormat:
     """One kind of executable file.
 
     Attributes:
-        name: Name in manifests.
         media_type: OCI media type of a file.
         suffix: Suffix of a file's name in the bundle.
         state_convention: How executables of the format treat their state; see `bundle.manifest.Executable`.
@@ -30,8 +29,7 @@ class ExecutableFormat:
         meeting_variable: Environment variable that tells the processes of a group, as `host:port`, where their first
             rank listens for the others; empty if they need no such place.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
-        fixed_code_bytes: Memory of one executable, besides that of its layers, as plans estimate it.
-        layer_code_bytes: Memory of one executable for each layer of the model, as plans estimate it.
+        fixed_code_bytes: Memory of one executable, as plans estimate it, besides `layer_code_bytes` for each layer.
     """
 
     name: str
@@ -54,7 +52,6 @@ class Lowering:
     """How the compiler makes a target's executables at one optimization level.
 
     Attributes:
-        format: Format of the executables.
         backend: `module:function` that makes them; see `compiler_svc.lower.job.LoweringBackend`. None if no backend
             exists yet, so that compiles can only be planned.
         preloaded: Modules that the backend imports only when it needs them, for a process that imports them in advance.
@@ -75,14 +72,12 @@ class Target:
     """A kind of hardware.
 
     Attributes:
-        kind: Name in manifests and configurations.
         tp_degrees: Degrees of tensor parallelism, ascending.
         tp_degrees_note: A remark on the degrees if they do not come from the documents.
         takes_other_degrees: Whether degrees between those listed work too. Plans try only those listed.
         core_bytes: Memory of one physical core; None if all ranks share the host's memory.
         logical_core_sizes: Physical cores that one logical core can have. The first number holds unless a configuration
             says otherwise.
-        isas: Instruction sets for which executables can be made.
         lowerings: How executables are made at optimization levels 0, 1 and 2.
         max_candidates: The most tokens that executables put in order, because the target's compiler has no sort; None:
             it has one, and they order whole vocabularies.

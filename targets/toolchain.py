@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bundle.environment import inherit
+from bundle.host.environment import inherit
 from targets.errors import NeuronToolchainMissing, ToolchainMissing
 
 #: Prints the version of Python and those of the distributions that the arguments name, null for those it lacks.
@@ -34,33 +34,20 @@ _INTERPRETER_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that a lowering calls.
-
-    Attributes:
-        name: Name of the program on PATH.
-        version_arguments: Arguments that make it print only its version.
-    """
+    """A program on PATH that a lowering calls; `version_arguments` make it print only its version."""
 
     name: str
     version_arguments: tuple[str, ...]
 
     def find(self) -> Path:
-        """Finds the path of the program.
-
-        Raises:
-            ToolchainMissing: PATH does not have it.
-        """
+        """Finds the path of the program."""
         path = shutil.which(self.name)
         if path is None:
             raise ToolchainMissing(self.name)
         return Path(path)
 
     def read_version(self) -> str:
-        """Reads the version of the program.
-
-        Raises:
-            ToolchainMissing: PATH does not have it.
-        """
+        """Reads the version of the program."""
         command = [str(self.find()), *self.version_arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -108,20 +95,12 @@ class Interpreter:
         return {name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
     def list_versions(self) -> Mapping[str, str | None]:
-        """Reads the version of Python as `python`, and those of the distributions, None for those that it lacks.
-
-        Raises:
-            NeuronToolchainMissing: It does not start.
-        """
+        """Reads the version of Python as `python`, and those of the distributions, None for those that it lacks."""
         path = self.find()
         return self._read_own_versions() if path == sys.executable else self._ask_versions(path)
 
     def read_versions(self) -> Mapping[str, str]:
-        """Reads the version of Python, those of the distributions, and the choices, by name.
-
-        Raises:
-            NeuronToolchainMissing: It does not start, or lacks a distribution.
-        """
+        """Reads the version of Python, those of the distributions, and the choices, by name."""
         versions = dict(self.list_versions())
         missing = [name for name, version in versions.items() if version is None]
         if missing:
@@ -154,25 +133,14 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """The tools that make executables, besides Python.
-
-    Attributes:
-        distributions: Python distributions.
-        programs: Programs on PATH.
-        interpreter: Another Python that makes the executables.
-    """
+    """The tools that make executables, besides Python: distributions, programs on PATH, maybe another interpreter."""
 
     distributions: tuple[str, ...] = ()
     programs: tuple[Program, ...] = ()
     interpreter: Interpreter | None = None
 
     def read_versions(self) -> dict[str, str]:
-        """Reads the versions by name, for cache keys and manifests.
-
-        Raises:
-            ToolchainMissing: A program is not installed.
-            NeuronToolchainMissing: The other interpreter lacks a distribution.
-        """
+        """Reads the versions by name, for cache keys and manifests."""
         return {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in self.distributions},
@@ -181,12 +149,7 @@ class Toolchain:
         }
 
     def require_programs(self) -> None:
-        """Checks that every program and the other interpreter are installed.
-
-        Raises:
-            ToolchainMissing: A program is not installed.
-            NeuronToolchainMissing: The other interpreter lacks a distribution.
-        """
+        """Checks that every program and the other interpreter are installed."""
         for program in self.programs:
             program.find()
         if self.interpreter is not None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from tests.fuzzing import SEED
-from tests.rings import RINGS, ring_of
+from tests.rings import RINGS, list_times, ring_of
 
 if TYPE_CHECKING:
     from execution.forkserver.client import Forkserver
@@ -30,6 +31,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Tests that compute with more threads share the processors with other tests: threads that wait must not keep them.
 os.environ.setdefault("GOMP_SPINCOUNT", "300")
+
+# To render a traceback with the values of all variables takes half a second of a processor.
+_PLAIN = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _PLAIN])
 
 # Stores, indices and databases wait for the disk at every change, of which tests make a great many.
 _MEMORY = Path("/dev/shm")
@@ -113,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how long each ring took, on all workers together."""
+    """Says how long each ring took, on all workers together, and may take."""
     reports = [
         report
         for reports in terminalreporter.stats.values()
@@ -127,5 +132,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         seconds[ring] += report.duration
         tests[ring] += report.when == "call"
     terminalreporter.section("rings")
-    for ring in filter(seconds.__contains__, RINGS):
-        terminalreporter.line(f"{ring:<12} {tests[ring]:5} tests {seconds[ring]:7.1f} s")
+    for line in list_times(seconds, tests):
+        terminalreporter.line(line)

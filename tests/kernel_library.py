@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
+
+import pytest
 
 from targets.cpu import GXX, X86_64
 from tests.lowering_cache import LOWERING_CACHE
 
+#: For which kernels differ, the newest last.
+ISAS: Final = ("x86-64-v3", "x86-64-v4", "x86-64-v4-bf16", "x86-64-v4-amx")
 _FLAGS: Final = ("-std=c++20", "-O3", "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off")
 _SET_THREADS: Final = 'extern "C" void set_threads(int threads) { omp_set_num_threads(threads); }\n'
+
+
+def list_isas(isas: Sequence[str] = ISAS) -> list[Any]:
+    """Instruction sets as parameters of a fixture: the newest of this host for the short run, all for the long one."""
+    newest = [isa for isa in isas if isa in X86_64.list_supported()][-1:]
+    return [pytest.param(isa, marks=[pytest.mark.slow] * (isa not in newest)) for isa in isas]
 
 
 def load_kernel(name: str, source: str, isa: str) -> ctypes.CDLL:

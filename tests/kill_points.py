@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -12,30 +14,40 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+from tests.repository import ROOT
+
 #: Calls into C that are counted: the functions of each module by name, or all of them (None).
 CountedCalls = Mapping[str, Collection[str] | None]
 
 #: What writes to a layout: the modules themselves, and the calls of pathlib that change the disk for them.
 LAYOUT_CALLS: Final[CountedCalls] = {
-    "bundle.blob_writer": None,
-    "bundle.layout": None,
+    "bundle.store.blob_writer": None,
+    "bundle.store.layout": None,
     "pathlib": {"open", "write", "__exit__", "rename", "replace", "unlink"},
 }
 
 
-def repeat_until_done(
-    prepare: Callable[[Path], Callable[[], Any]], before: Path, step: int, calls: CountedCalls
-) -> NoReturn:
-    """Forks child after child until one comes to its end, prints its number, and exits as that child did.
-
-    Child N works in a copy of `before` beside it, named N, and is killed before its counted call N.
+def repeat(module: str, before: Path, *words: str | Path, step: int = 1) -> list[Path]:
+    """Repeats what a module says in a process of its own; returns the children's directories, the last one of a child
+    that came to its end.
 
     Args:
-        prepare: Takes the copy; returns what the child does.
-        before: The directory that every child begins with.
+        module: It has `CALLS`, which are counted in any thread, and `prepare`, which takes the words and returns a
+            function of a child's directory; what that returns, the child does.
+        before: The directory that every child begins with a copy of. That of child N is beside it, named N, and the
+            child is killed before its counted call N.
         step: By how much N goes up.
-        calls: What is counted, in any thread.
     """
+    command = [sys.executable, "-m", "tests.kill_points", module, str(before), str(step), *map(str, words)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    return [before.with_name(str(number)) for number in range(0, int(result.stdout) + 1, step)]
+
+
+def _repeat_until_done(
+    prepare: Callable[[Path], Callable[[], Any]], before: Path, step: int, calls: CountedCalls
+) -> NoReturn:
+    """Forks child after child until one comes to its end, prints its number, and exits as that child did."""
     # The kernel keeps what a killed process wrote; waiting for the disk hundreds of times proves nothing.
     os.fsync = abs  # in C, so that its calls count
     number = 0
@@ -75,3 +87,8 @@ def _kill_before(number: int, calls: CountedCalls) -> None:
 
     threading.setprofile(count)
     sys.setprofile(count)
+
+
+if __name__ == "__main__":
+    driver = importlib.import_module(sys.argv[1])
+    _repeat_until_done(driver.prepare(*sys.argv[4:]), Path(sys.argv[2]), int(sys.argv[3]), driver.CALLS)

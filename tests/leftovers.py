@@ -1,4 +1,4 @@
-"""What processes leave when they are killed, and who removes it: one table, which docs/operations.md shows.
+"""What processes leave when they are killed, and who removes it: one table, which docs/operations/processes.md shows.
 
 Whatever is found after a kill and stands neither here nor among what a service keeps is a leak, and fails the kill
 matrix; so does what stands here and outlives the moment at which it is to go.
@@ -30,9 +30,9 @@ class Moment(IntEnum):
     REPLACED = 4
 
 
-#: The words of docs/operations.md for each moment.
+#: The words of docs/operations/processes.md for each moment.
 WORDS: Final[Mapping[Moment, str]] = {
-    Moment.NOTICED: "at once, when the service notices the death, or at its next start if it died itself",
+    Moment.NOTICED: "once it notices the death, or at its own next start",
     Moment.REPEATED: "the end of an equal build, an hour after the death, or the next start",
     Moment.COLLECTED: "the next collection, or the next start",
     Moment.STARTED: "the next start",
@@ -80,11 +80,11 @@ class Descriptor:
 
 #: Directories of the services, by the words of the page.
 PLACES: Final[Mapping[str, str]] = {
-    "store": "`--store` of the compiler",
-    "compiler cache": "`--cache` of the compiler",
-    "runtime cache": "`--cache` of the runtime",
-    "state": "`--state` of the runtime",
-    "captures": "`--capture-directory` of the runtime",
+    "store": "`--store`",
+    "compiler cache": "the compiler's `--cache`",
+    "runtime cache": "the runtime's `--cache`",
+    "state": "`--state`",
+    "captures": "`--capture-directory`",
     "temporary": "`TMPDIR` of both, and `XDG_RUNTIME_DIR`",
 }
 
@@ -130,21 +130,20 @@ LEFTOVERS: Final = (
     ),
     Leftover(
         ("compiler", *_LOWERINGS),
-        "scratch files of a build, and its outcome",
+        "scratch files of a build",
         "store",
-        r"jobs/[^/]+/(work(/.*)?|result\.(json|new))",
+        r"jobs/[^/]+/work(/.*)?",
         "jobs/BUILD/work/",
         "the compiler",
         Moment.NOTICED,
     ),
     Leftover(
         ("compiler", *_LOWERINGS),
-        "the directory of a build: its job, executables that were lowered, records of the shards that were written, "
-        "and shards that only the golden check reads; the store's shards that the records name stay as long",
+        "the directory of a build: finished executables, records of finished shards; the shards stay as long",
         "store",
-        r"jobs/[^/]+/((job\.json|lock|(lowered|sharded|aside)(/.*)?))?",
+        r"jobs/[^/]+/((lock|(lowered|sharded|aside)(/.*)?))?",
         "jobs/BUILD/",
-        "the compiler; a build that is resumed or repeated goes on with them",
+        "the compiler",
         Moment.REPEATED,
     ),
     Leftover(
@@ -227,10 +226,10 @@ DESCRIPTORS: Final = (
     ),
     Descriptor(("kiln-rank-N",), "what a rank is started with", "/memfd:kiln-launch", "the rank, once it has read it"),
     Descriptor(
-        ("compiler", "kiln-plan", "kiln-fetch"),
-        "the order and the answer of a plan or a fetch",
-        "/memfd:plan-",
-        "the compiler",
+        ("compiler", "kiln-plan", "kiln-fetch", "kiln-build", "kiln-lowering", "kiln-text"),
+        "the order and the answer of a process that does one thing",
+        r"/memfd:kiln-(order|answer)",
+        "the process that started it",
     ),
     Descriptor(
         ("compiler", "runtime", "kiln-build", "kiln-rank-N"),

@@ -1,6 +1,4 @@
-"""What a token costs on its way: GenerationService, vLLM's engine API, and SMG in front of that, of one runtime.
+"""What SMG costs in front of a runtime: chats that begin at once, by GenerationService and by SMG in turn.
 
-    .venv/bin/python -m bench.gateway [--quick]        writes bench/gateway/RESULTS.md
-
-The three take turns on the same deployment, as in `bench`.
+`python -m bench.gateway` writes RESULTS.md here. `WAYS.md` has what a token cost on each way, as it was measured last.
 """

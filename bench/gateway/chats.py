@@ -1,4 +1,4 @@
-"""Chats that begin at once and end whole, by GenerationService and by SMG: how long until the last one has ended."""
+"""A worker: clients whose chats begin at once, by GenerationService and by SMG; how long until the last has ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import httpx2
 from kiln_client import AsyncRuntime, chat
 
 from bench.services import DEPLOYMENT
+from bench.worker import serve
 
 #: How many begin at once.
 CROWDS: Final = (16, 64, 128)
@@ -82,16 +83,7 @@ async def _by_gateway(url: str, chats: int, *, is_stream: bool) -> float:
 
 
 def time_chats(*, runtime: str, gateway: str, chats: int) -> Mapping[str, float]:
-    """Asks so many chats at once, by each way in turn.
-
-    Args:
-        runtime: `host:port`.
-        gateway: URL.
-        chats: How many.
-
-    Returns:
-        Seconds until the last one has ended, by the way: `service`, `whole` and `stream`, the latter two of SMG.
-    """
+    """Seconds until the last of so many chats has ended, by each way in turn: `service`; SMG's `whole` and `stream`."""
 
     async def run() -> dict[str, float]:
         return {
@@ -101,3 +93,7 @@ def time_chats(*, runtime: str, gateway: str, chats: int) -> Mapping[str, float]
         }
 
     return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    serve({"time_chats": time_chats})

@@ -28,7 +28,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         if options.only != "attend":
-            rates = linear.measure_linear(directory, linear.QUICK if options.quick else linear.FULL)
+            runs = linear.QUICK if options.quick else linear.FULL
+            rates = [rate for sizes in runs for rate in linear.measure_linear(directory, sizes)]
             write_rates(options.output / "linear.json", rates, machine)
         if options.only != "linear":
             steps = attend.measure_attend(directory, attend.QUICK if options.quick else attend.FULL)
@@ -41,35 +42,30 @@ def main() -> None:
 
 
 def render(rates: Sequence[Rate], attention: Sequence[AttentionRate], machine: str, attention_machine: str) -> str:
-    """Renders the page in Markdown: one table for each dtype, with our kernel beside the library for each level.
-
-    Args:
-        rates: Of linear layers.
-        attention: Rates of attention.
-        machine: On which linear layers were measured.
-        attention_machine: On which attention was measured.
-    """
+    """Renders the page in Markdown: a table for each pair of dtypes, with our kernel beside the library by level."""
     isas = list(dict.fromkeys(rate.isa for rate in rates))
-    by_key = {(rate.dtype, rate.rows, rate.isa, rate.kernel): rate for rate in rates}
+    by_key = {(rate.dtype, rate.items, rate.rows, rate.isa, rate.kernel): rate for rate in rates}
     sections = [
         "# Kernels",
         (
             "Written by `python -m bench.kernels`. GFLOP/s of a thread by its processor time (GB/s of weights), over\n"
             "layers with 768 and 3072 inputs whose weights exceed the caches: `kiln::linear`, then what torch calls\n"
-            "within the same instruction set. Medians of rounds in which all took turns; `linear.json` has the spread."
+            "within the same instruction set. Medians of rounds in which all took turns; linear.json has the spread.\n"
+            "Weights in another dtype are quantized, uint8 in groups of 128; of float8, torch makes floats first."
         ),
         f"Machine: {machine}.",
     ]
-    for dtype in dict.fromkeys(rate.dtype for rate in rates):
+    for pair in dict.fromkeys((rate.dtype, rate.items) for rate in rates):
         rows = [
-            (str(count), *(_cell(by_key, (dtype, count, isa)) for isa in isas))
-            for count in dict.fromkeys(rate.rows for rate in rates)
+            (str(count), *(_cell(by_key, (*pair, count, isa)) for isa in isas))
+            for count in dict.fromkeys(rate.rows for rate in rates if (rate.dtype, rate.items) == pair)
         ]
-        sections.append(f"## {dtype}\n\n" + render_table(("rows", *isas), rows))
+        title = " with weights in ".join(dict.fromkeys(pair))
+        sections.append(f"## {title}\n\n" + render_table(("rows", *isas), rows))
     return "\n\n".join([*sections, *attend.render_attend(attention, attention_machine)]) + "\n"
 
 
-def _cell(rates: dict[tuple[str, int, str, str], Rate], key: tuple[str, int, str]) -> str:
+def _cell(rates: dict[tuple[str, str, int, str, str], Rate], key: tuple[str, str, int, str]) -> str:
     own, library = rates[*key, "own"], rates[*key, "library"]
     return f"{own.gflops:.1f} ({own.gigabytes:.1f}); {library.gflops:.1f}"
 

@@ -1,6 +1,8 @@
 // Times the kernel of kiln::attend, for bench.kernels.attend.
 //
-//     attend ELEMENT SECONDS ROWS:TOKENS:LIVE:HEADS:KV_HEADS...
+//     attend SECONDS ROWS:TOKENS:LIVE:HEADS:KV_HEADS...
+//
+// Queries are ELEMENTs, keys and values ITEMs.
 //
 // Prints, for each shape: the shape, processor seconds of the thread, operations that count, bytes of keys and values that
 // are read.
@@ -10,30 +12,27 @@
 
 #include KERNEL
 
-#include <string>
-
 #include "driver.h"
 
 constexpr int64_t kHeadDim = 64, kCacheBytes = int64_t{128} << 20;
 
-template <class Element>
 void run(double seconds, const char* word) {
   long rows, tokens, live, heads, kv_heads;
   if (std::sscanf(word, "%ld:%ld:%ld:%ld:%ld", &rows, &tokens, &live, &heads, &kv_heads) != 5) std::exit(2);
   const int64_t layer_size = rows * kv_heads * live * kHeadDim;
-  const int64_t layer_bytes = 2 * layer_size * static_cast<int64_t>(sizeof(Element));
+  const int64_t layer_bytes = 2 * layer_size * static_cast<int64_t>(sizeof(ITEM));
   const int64_t num_layers = std::max<int64_t>(kCacheBytes / layer_bytes, 1);
-  Element* const caches = allocate<Element>(2 * layer_size * num_layers);
+  ITEM* const caches = allocate<ITEM>(2 * layer_size * num_layers);
   // Slices of one projection, as models have them.
   const int64_t stride = (heads + 2 * kv_heads) * kHeadDim;
-  Element* const projected = allocate<Element>(rows * tokens * stride);
-  Element* const attended = allocate<Element>(rows * tokens * heads * kHeadDim);
+  ELEMENT* const projected = allocate<ELEMENT>(rows * tokens * stride);
+  ELEMENT* const attended = allocate<ELEMENT>(rows * tokens * heads * kHeadDim);
   std::vector<int32_t> positions, slots;
   for (int32_t row = 0; row < rows; row++) {
     slots.push_back(row);
     for (int64_t token = 0; token < tokens; token++) positions.push_back(static_cast<int32_t>(live - tokens + token));
   }
-  kiln::Step<Element, Element> step{};
+  kiln::Step<ELEMENT, ITEM> step{};
   step.attended = attended, step.queries = projected;
   step.keys = projected + heads * kHeadDim, step.values = step.keys + kv_heads * kHeadDim;
   step.positions = positions.data(), step.block_table = slots.data();
@@ -61,13 +60,8 @@ void run(double seconds, const char* word) {
 }
 
 int main(int count, char** words) {
-  if (count < 4) return 2;
+  if (count < 3) return 2;
   omp_set_num_threads(1);
-  const double seconds = std::atof(words[2]);
-  for (int i = 3; i < count; i++)
-    if (std::string(words[1]) == "float")
-      run<float>(seconds, words[i]);
-    else
-      run<kiln::BFloat16>(seconds, words[i]);
+  for (int i = 2; i < count; i++) run(std::atof(words[1]), words[i]);
   return 0;
 }

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kernels.candidates import list_candidates, take_turns
+from bench.kernels.candidates import DENSE, list_candidates, take_turns
 from bench.tables import render_table
 from targets.cpu import X86_64
 
@@ -42,16 +42,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRate:
-    """The median of several rounds in which all kernels took turns, by a thread's processor time.
+    """A rate of attention, by a thread's processor time, as `rates.Rate` is one of linear layers.
 
     Attributes:
         kernel: `own`, or `library`, which is `scaled_dot_product_attention`.
         dtype: Of queries and of the cache, such as `float32`.
-        isa: Name of the instruction set, as in targets/cpu.py.
-        shape: What was attended to.
         gflops: Billions of additions and multiplications a second. Pairs that a mask hides do not count.
         gigabytes: Billions of bytes of live keys and values a second.
-        spread: Difference between the best and the worst round, as a share of the median.
     """
 
     kernel: str
@@ -101,21 +98,16 @@ QUICK: Final = Steps(shapes=(Shape(2, 1, 32, 4), Shape(1, 32, 32, 1), Shape(1, 8
 
 
 def measure_attend(directory: Path, steps: Steps) -> list[AttentionRate]:
-    """Measures all kernels in turns.
-
-    Args:
-        directory: Takes the programs.
-        steps: What is measured.
-    """
+    """Measures all kernels in turns."""
     shapes = {shape.word: shape for shape in steps.shapes}
     # By what changes our kernel: the width of vectors, and products of bfloat16. Torch may use the highest level's.
     levels = [X86_64[isa] for isa in X86_64.list_supported()]
     isas = list({(level.vector_bits, "avx512_bf16" in level.added_flags): level.name for level in levels}.values())
-    candidates = list(list_candidates("attend", "bench.kernels.sdpa", isas, directory))
+    candidates = list(list_candidates("attend", "bench.kernels.sdpa", isas, DENSE, directory))
     return [
         AttentionRate(
             kernel=candidate.kernel,
-            dtype=candidate.dtype,
+            dtype=candidate.pair[0],
             isa=candidate.isa,
             shape=shapes[word],
             gflops=speed.gflops,
@@ -128,12 +120,7 @@ def measure_attend(directory: Path, steps: Steps) -> list[AttentionRate]:
 
 
 def render_attend(rates: Sequence[AttentionRate], machine: str) -> list[str]:
-    """Renders what attention reached: one table for each dtype, with our kernel beside torch's for each level.
-
-    Args:
-        rates: What was measured.
-        machine: On what.
-    """
+    """Renders what attention reached: one table for each dtype, with our kernel beside torch's for each level."""
     isas = list(dict.fromkeys(rate.isa for rate in rates))
     by_key = {(rate.dtype, rate.shape, rate.isa, rate.kernel): rate for rate in rates}
     sections = [

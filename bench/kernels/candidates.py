@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from bench.worker import ROOT, median
+from compiler_svc.lower.linear import TYPES
 from targets.cpu import GXX, X86_64
 from targets.isa import IsaLevel
 
@@ -21,8 +26,10 @@ _OPTIONS: Final = (
     *("-O3", "-std=c++20", "-fopenmp", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=off"),
     *("-fexcess-precision=fast", "-fno-tree-loop-vectorize", "-fno-omit-frame-pointer", "-Wno-ignored-attributes"),
 )
-#: Name of the kernel's element type by dtype.
-ELEMENTS: Final = {"float32": "float", "bfloat16": "uint16_t"}
+#: Names of two dtypes: of activations and weights, or of queries and the cache.
+Pair = tuple[str, str]
+#: Those that are measured alike by both kernels.
+DENSE: Final[tuple[Pair, ...]] = (("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"))
 #: What keeps torch's libraries within an instruction set: oneDNN's name for it, and torch's own.
 LIBRARY_ISAS: Final = {
     "x86-64-v3": ("AVX2", "avx2"),
@@ -54,21 +61,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel in a program that times it: `program ELEMENT|DTYPE SECONDS WORDS...`, which prints a line for each case:
-    the case's word, processor seconds of the thread, operations, bytes."""
+    """A kernel in a program that times it: `program SECONDS WORDS...`, which prints a line for each case: the case's
+    word, processor seconds of the thread, operations, bytes."""
 
     kernel: str
-    dtype: str
+    pair: Pair
     isa: str
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
 
     def measure(self, words: Sequence[str]) -> dict[str, Speed]:
-        """Runs the program once; returns what it reached, by the case's word.
-
-        Raises:
-            CalledProcessError: The program fails.
-        """
+        """Runs the program once; returns what it reached, by the case's word."""
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(self.environment)
         command = [*self.command, *words]
         result = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -80,35 +83,28 @@ class Candidate:
         return speeds
 
 
-def compile_driver(name: str, level: IsaLevel, directory: Path) -> Path:
-    """Compiles a kernel and what times it (`NAME.cpp` here), for one instruction set; returns the program.
-
-    Raises:
-        CalledProcessError: The source does not compile.
-    """
-    program = directory / f"{name}-{level.name}"
-    kernel = f'-DKERNEL="{_KERNELS / name}.cpp"'
-    words = [str(GXX.find()), *_OPTIONS, *level.compiler_options, kernel, str(_HERE / f"{name}.cpp")]
+def compile_driver(name: str, level: IsaLevel, pair: Pair, directory: Path) -> Path:
+    """Compiles a kernel and what times it (`NAME.cpp` here), for one instruction set; returns the program."""
+    program = directory / "-".join((name, level.name, *pair))
+    element, item = (TYPES[getattr(torch, dtype)] for dtype in pair)
+    defined = (f'-DKERNEL="{_KERNELS / name}.cpp"', f"-DELEMENT={element}", f"-DITEM={item}")
+    words = [str(GXX.find()), *_OPTIONS, *level.compiler_options, *defined, str(_HERE / f"{name}.cpp")]
     subprocess.run([*words, "-o", str(program)], check=True)
     return program
 
 
-def list_candidates(name: str, library: str, isas: Sequence[str], directory: Path) -> Iterator[Candidate]:
-    """Compiles a kernel for each level, and names what torch calls beside it.
-
-    Args:
-        name: Of the kernel's source and of the source that times it.
-        library: Module that times torch.
-        isas: Names of the levels.
-        directory: Takes the programs.
-    """
-    for level in (X86_64[isa] for isa in isas):
-        program = compile_driver(name, level, directory)
-        one_dnn, torch_capability = LIBRARY_ISAS[level.name]
-        limits = (("ONEDNN_MAX_CPU_ISA", one_dnn), ("ATEN_CPU_CAPABILITY", torch_capability))
-        for dtype, element in ELEMENTS.items():
-            yield Candidate("own", dtype, level.name, (str(program), element))
-            yield Candidate("library", dtype, level.name, (sys.executable, "-m", library, dtype), limits)
+def list_candidates(
+    name: str, library: str, isas: Sequence[str], pairs: Sequence[Pair], directory: Path
+) -> Iterator[Candidate]:
+    """Compiles a kernel for each level and pair of dtypes, and names what torch calls beside it."""
+    cases = list(product((X86_64[isa] for isa in isas), pairs))
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        programs = compilers.map(lambda case: compile_driver(name, *case, directory), cases)
+        for (level, pair), program in zip(cases, programs, strict=True):
+            one_dnn, torch_capability = LIBRARY_ISAS[level.name]
+            limits = (("ONEDNN_MAX_CPU_ISA", one_dnn), ("ATEN_CPU_CAPABILITY", torch_capability))
+            yield Candidate("own", pair, level.name, (str(program),))
+            yield Candidate("library", pair, level.name, (sys.executable, "-m", library, *pair), limits)
 
 
 def take_turns(

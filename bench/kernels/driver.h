@@ -17,13 +17,17 @@ inline double processor_time() {
 // Elements in huge pages, which `std::free` releases.
 template <class Element>
 Element* allocate(int64_t count) {
-  const int64_t huge = int64_t{2} << 20, size = static_cast<int64_t>(sizeof(Element));
+  constexpr int64_t huge = int64_t{2} << 20, size = static_cast<int64_t>(sizeof(Element));
   const int64_t bytes = (count * size + huge - 1) / huge * huge;
   void* memory = std::aligned_alloc(huge, bytes);
   madvise(memory, bytes, MADV_HUGEPAGE);
   Element* elements = static_cast<Element*>(memory);
   // Neither zeros nor denormals: some processors multiply these at another speed.
-  for (int64_t i = 0; i < count; i++) kiln::store_one(elements + i, 0.25f + 0.001f * (i % 512));
+  for (int64_t i = 0; i < count; i++)
+    if constexpr (size == 1)
+      elements[i].bits = 0x28 + i % 16;
+    else
+      kiln::store_one(elements + i, 0.25f + 0.001f * (i % 512));
   return elements;
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
-from bench.kernels.candidates import list_candidates, take_turns
+from bench.kernels.candidates import DENSE, Pair, list_candidates, take_turns
 from bench.kernels.rates import Rate
+from bundle.abi.formats import FORMATS
 from targets.cpu import X86_64
 
 
@@ -15,13 +17,10 @@ from targets.cpu import X86_64
 class Sizes:
     """What one run measures.
 
-    Attributes:
-        rows: Numbers of rows.
-        num_layers: Layers of the model that the rows are multiplied with; 7.1 M parameters each.
-        seconds: Processor time of one measurement.
-        rounds: How often each is measured.
+    Each of the `num_layers` of the model has 7.1 M parameters. `seconds` are processor time of one measurement.
     """
 
+    pairs: tuple[Pair, ...]
     rows: tuple[int, ...]
     num_layers: int
     seconds: float
@@ -33,22 +32,28 @@ class Sizes:
         return (f"{self.seconds:g}", str(self.num_layers), *map(str, self.rows))
 
 
-FULL: Final = Sizes(rows=(1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512), num_layers=8, seconds=0.25, rounds=3)
-QUICK: Final = Sizes(rows=(1, 16), num_layers=2, seconds=0.02, rounds=1)
+_ACTIVATIONS: Final = tuple(dtype for dtype, _ in DENSE)
+_SCALED: Final = tuple(product(_ACTIVATIONS, dict.fromkeys(row.item for row in FORMATS.values() if not row.group)))
+_GROUPED: Final = tuple(product(_ACTIVATIONS, dict.fromkeys(row.item for row in FORMATS.values() if row.group)))
+QUANTIZED: Final = (*_SCALED, *_GROUPED)
+FULL: Final = (
+    Sizes(pairs=DENSE, rows=(1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512), num_layers=8, seconds=0.25, rounds=3),
+    Sizes(pairs=_SCALED, rows=(1, 4, 16, 64, 512), num_layers=16, seconds=0.15, rounds=3),
+    # With other activations than bfloat16, torch takes seconds for each product of more rows.
+    Sizes(pairs=_GROUPED, rows=(1, 4, 16, 64), num_layers=16, seconds=0.15, rounds=2),
+)
+QUICK: Final = (Sizes(pairs=(*DENSE, *QUANTIZED), rows=(1, 16), num_layers=2, seconds=0.02, rounds=1),)
 
 
 def measure_linear(directory: Path, sizes: Sizes) -> list[Rate]:
-    """Measures all kernels in turns.
-
-    Args:
-        directory: Takes the programs.
-        sizes: What is measured.
-    """
-    candidates = list(list_candidates("linear", "bench.kernels.library", X86_64.list_supported(), directory))
+    """Measures all kernels in turns."""
+    isas = X86_64.list_supported()
+    candidates = list(list_candidates("linear", "bench.kernels.library", isas, sizes.pairs, directory))
     return [
         Rate(
             kernel=candidate.kernel,
-            dtype=candidate.dtype,
+            dtype=candidate.pair[0],
+            items=candidate.pair[1],
             isa=candidate.isa,
             rows=int(rows),
             gflops=speed.gflops,

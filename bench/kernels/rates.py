@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ class Rate:
 
     Attributes:
         kernel: `own`, or `library`, which is what torch calls.
-        dtype: Of weights and activations, such as `float32`.
+        dtype: Of activations, such as `float32`.
+        items: Dtype of the weights, or of their items if they are quantized.
         isa: Name of the instruction set, as in targets/cpu.py.
-        rows: Rows of activations.
         gflops: Billions of additions and multiplications a second.
         gigabytes: Billions of bytes of weights that were read in a second.
         spread: Difference between the best and the worst round, as a share of the median.
@@ -25,6 +25,7 @@ class Rate:
 
     kernel: str
     dtype: str
+    items: str
     isa: str
     rows: int
     gflops: float
@@ -58,23 +59,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """Reads what `write_records` wrote."""
     records: list[dict[str, Any]] = json.loads(path.read_text())["rates"]
     return records
-
-
-def choose_fastest(rates: Sequence[Rate], *, tolerance: float = 0.0) -> dict[tuple[str, str, int], str]:
-    """Chooses a kernel by (dtype, isa, rows).
-
-    Args:
-        rates: What was measured.
-        tolerance: `own` serves although `library` is faster by up to this share: own code needs no call of torch.
-    """
-    chosen: dict[tuple[str, str, int], Rate] = {}
-    for rate in rates:
-        key = (rate.dtype, rate.isa, rate.rows)
-        held = chosen.get(key)
-        if held is None or _score(rate, tolerance) > _score(held, tolerance):
-            chosen[key] = rate
-    return {key: rate.kernel for key, rate in chosen.items()}
-
-
-def _score(rate: Rate, tolerance: float) -> float:
-    return rate.gflops * (1 + tolerance if rate.kernel == "own" else 1)

@@ -39,7 +39,7 @@ def measure(word: str, dtype: torch.dtype, seconds: float) -> tuple[float, float
     return taken, operations, size_bytes
 
 
-def main(dtype: str, seconds: str, *words: str) -> None:
+def main(dtype: str, _cached: str, seconds: str, *words: str) -> None:
     """Prints for each shape: the shape, processor seconds, operations, bytes of keys and values."""
     torch.set_num_threads(1)
     for word in words:

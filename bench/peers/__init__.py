@@ -15,13 +15,7 @@ _ENVIRONMENTS: Final = Path(__file__).parents[2] / ".kiln"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine that Kiln is compared with.
-
-    Attributes:
-        title: Its name for people.
-        module: The worker.
-        environment: Directory of its virtual environment; None for the project's own.
-    """
+    """An engine that Kiln is compared with. `environment` is its virtual environment; None is the project's own."""
 
     title: str
     module: str

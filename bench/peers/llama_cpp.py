@@ -19,10 +19,7 @@ _CACHE_TYPES = {"float32": int(gguf.GGMLQuantizationType.F32), "bfloat16": int(g
 
 
 def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
-    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs.
-
-    Arguments: see `bench.eager`.
-    """
+    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs."""
     path = Path(f"{model}.gguf")
     if not path.exists():
         write_gguf(Path(model), path)

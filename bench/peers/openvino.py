@@ -18,10 +18,7 @@ _PRECISIONS: Final = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
-    """Converts the checkpoint with optimum-intel, without quantizing, and loads it; returns a note on how it runs.
-
-    Arguments: see `bench.eager`.
-    """
+    """Converts the checkpoint with optimum-intel, without quantizing, and loads it; returns a note on how it runs."""
     del max_rows, max_length, max_prompt
     directory = Path(f"{model}-openvino")
     if not directory.exists():

@@ -91,7 +91,6 @@ def _add(engine: Any, name: str, tokens: int, answer: int) -> None:
 
 
 def _run_until(engine: Any, is_done: Callable[[set[str]], bool]) -> None:
-    """Runs steps until the rows that have a token are enough."""
     began: set[str] = set()
     while not is_done(began):
         began |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}

@@ -24,6 +24,10 @@ class TensorFacts(Protocol):
     def shape(self) -> Sequence[int]:
         """Static shape."""
 
+    @property
+    def layout(self) -> str:
+        """How the shard arranges its items."""
+
 
 class ShardFacts(Protocol):
     """The properties of a rank's weight shard that enter the digest; `bundle.manifest.WeightShard` has them."""
@@ -46,22 +50,20 @@ def compute_graph_abi_digest(
 ) -> str:
     """Hashes everything that a weight set must fit.
 
-    Args:
-        graph_digests: Digest of the exported graph, by executable tag.
-        shards: Weight shards of every rank.
-        numeric_config: Every model attribute that enters the arithmetic: rope, eps, activations, head counts, …
-        tp_degree: Number of ranks.
-
-    Returns:
-        `sha256:` and 64 hexadecimal digits.
+    `graph_digests` has the digest of each exported graph, by executable tag; `numeric_config` every model attribute
+    that enters the arithmetic: rope, eps, activations, head counts, …
     """
     abi: dict[str, Any] = {
         "graph_digests": dict(graph_digests),
         "numeric_config": dict(numeric_config),
         "tensors": [
-            {"rank": shard.rank, "tensors": [[t.name, t.dtype, list(t.shape)] for t in shard.tensors]}
-            for shard in shards
+            {"rank": shard.rank, "tensors": [_list_facts(tensor) for tensor in shard.tensors]} for shard in shards
         ],
         "tp_degree": tp_degree,
     }
     return f"sha256:{hashlib.sha256(rfc8785.dumps(abi)).hexdigest()}"
+
+
+def _list_facts(tensor: TensorFacts) -> list[Any]:
+    """Digests from before there were layouts stay: the usual one is left out."""
+    return [tensor.name, tensor.dtype, list(tensor.shape), *([] if tensor.layout == "row_major" else [tensor.layout])]

@@ -56,12 +56,7 @@ class Input(AbiTensor):
     is_for_sampling: bool = False
 
     def idle_values(self, shape: Sequence[int], symbols: Symbols) -> list[float]:
-        """Returns the values of a step in which all rows are idle, row-major: ints for int32.
-
-        Args:
-            shape: Shape of the input.
-            symbols: Values of at least the symbols in `idle`.
-        """
+        """Returns the values if all rows are idle, row-major, ints for int32. Only symbols in `idle` need values."""
         values = [value if not isinstance(value, str) else symbols[value] for value in self.idle]
         return values * (prod(shape) // len(values))
 
@@ -181,9 +176,5 @@ INPUTS: Final[Mapping[str, Input]] = {row.name: row for row in _ROWS}
 
 
 def inputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[Input, ...]:
-    """Lists the inputs of a submodel's executables, in calling order.
-
-    Args:
-        flags: Flags of the executable.
-    """
+    """Lists the inputs of a submodel's executables, in calling order."""
     return tuple(row for row in INPUTS.values() if row.belongs_to(submodel, flags))

@@ -43,11 +43,7 @@ OUTPUTS: Final[Mapping[str, Output]] = {row.name: row for row in _ROWS}
 
 
 def outputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[Output, ...]:
-    """Lists the outputs of a submodel's executables, in order.
-
-    Args:
-        flags: Flags of the executable.
-    """
+    """Lists the outputs of a submodel's executables, in order."""
     return tuple(row for row in OUTPUTS.values() if row.belongs_to(submodel, flags))
 
 
@@ -58,10 +54,7 @@ def list_flags() -> frozenset[str]:
 
 
 def split_tokens(values: Sequence[int], num_rows: int) -> tuple[list[list[int]], tuple[int, ...]]:
-    """Reads the output `tokens`.
-
-    Args:
-        values: [num_rows] or [num_rows, K], row-major.
+    """Reads the output `tokens`, [num_rows] or [num_rows, K], row-major.
 
     Returns:
         The tokens of each row, without padding, and the rows whose numbers are invalid, which have no tokens.

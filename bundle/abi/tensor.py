@@ -4,11 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 
-DType = Literal["float32", "bfloat16", "float16", "int32"]
+DType = Literal["float32", "bfloat16", "float16", "int32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemType:
+    """How a dtype's items are stored, and what others call it.
+
+    Attributes:
+        safetensors: Its name in the header of a safetensors file.
+        nrt: Its `nrt_dtype_t` (nrt.h).
+        metaneff: Its `MetaTensor.DataType`, in what Neuron's tracer says of a graph's tensors.
+    """
+
+    size_bytes: int
+    safetensors: str
+    nrt: int
+    metaneff: int
+
+
+#: Every dtype that a tensor of a bundle may have, by torch's name.
+DTYPES: Final[Mapping[DType, ItemType]] = {
+    "float32": ItemType(4, "F32", nrt=0xA, metaneff=1),
+    "bfloat16": ItemType(2, "BF16", nrt=0x6, metaneff=14),
+    "float16": ItemType(2, "F16", nrt=0x7, metaneff=12),
+    "int32": ItemType(4, "I32", nrt=0x8, metaneff=2),
+    "int8": ItemType(1, "I8", nrt=0x2, metaneff=7),
+    "uint8": ItemType(1, "U8", nrt=0x3, metaneff=6),
+    "float8_e4m3fn": ItemType(1, "F8_E4M3", nrt=0xE, metaneff=15),
+    "float8_e5m2": ItemType(1, "F8_E5M2", nrt=0xF, metaneff=16),
+}
 
 #: A number that each executable has its own value of.
 #:
@@ -49,10 +78,9 @@ class AbiTensor:
 
     Attributes:
         dtype: `computed` is the dtype of the executable's computation, which is that of its state.
-        dims: Its dimensions. K is left out of executables for which it is 1.
+        dims: K is left out of executables for which it is 1.
         flag: Only executables with this flag have the tensor; None: all executables of its submodels have it.
         unless: Executables with this flag do not have the tensor.
-        submodels: Submodels that can have it.
     """
 
     name: str
@@ -63,19 +91,11 @@ class AbiTensor:
     submodels: tuple[SubmodelName, ...] = tuple(SUBMODELS)
 
     def shape(self, symbols: Symbols) -> tuple[int, ...]:
-        """Computes the static shape in one executable.
-
-        Args:
-            symbols: Values of at least the symbols in `dims`.
-        """
+        """Computes the static shape in one executable. Of the symbols, only those in `dims` need values."""
         return tuple(
             dim if isinstance(dim, int) else symbols[dim] for dim in self.dims if dim != "K" or symbols["K"] > 1
         )
 
     def belongs_to(self, submodel: SubmodelName, flags: Collection[str]) -> bool:
-        """Whether executables of a submodel have this tensor.
-
-        Args:
-            flags: Flags of the executable. Flags of other submodels are ignored.
-        """
+        """Whether executables of a submodel have this tensor. Flags of other submodels are ignored."""
         return submodel in self.submodels and (self.flag is None or self.flag in flags) and self.unless not in flags

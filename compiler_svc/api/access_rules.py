@@ -12,26 +12,17 @@ from edge.access.rules import ANY_SCOPE, Rules, name_methods, needs
 
 
 def _read_moved_alias(request: Any) -> str:
-    """Reads the alias that a SetAlias moves: `NAME@ALIAS` of a reference `NAME`, `NAME:vN` or `NAME@OTHER`.
-
-    Raises:
-        RefInvalid: The reference is malformed.
-    """
+    """Reads the alias that a SetAlias moves: `NAME@ALIAS` of a reference `NAME`, `NAME:vN` or `NAME@OTHER`."""
     # A digest has no name, so that of the alias is empty; the method refuses it.
     return f"{parse_reference(request.ref).name or ''}@{request.alias}"
 
 
 def _read_alias(request: Any) -> str | None:
-    """Reads the alias that a request names, if it names one."""
     return f"{request.name}@{request.alias}" if request.alias else None
 
 
 def _read_named_bundle(request: Any) -> str:
-    """Reads the name in the reference of a request; empty if it has none, since a digest has no name.
-
-    Raises:
-        RefInvalid: The reference is malformed.
-    """
+    """Reads the name in the reference of a request; empty if it has none, since a digest has no name."""
     return (parse_reference(request.ref).name or "") if request.ref else ""
 
 

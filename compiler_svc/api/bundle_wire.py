@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from kiln.bundle.v1 import bundle_pb2 as pb
 
-from bundle.oci import BlobDescriptor
-from bundle.removal import Collected
-from compiler_svc.api.compiler_wire import timestamp_to_pb
+from bundle.store.oci import BlobDescriptor
+from bundle.store.removal import Collected
+from compiler_svc.api.compiler_wire import copy_fields, timestamp_to_pb
 from compiler_svc.bundles.importer import ImportedBundle, ImportProgress
 from compiler_svc.bundles.store import NamedBundle, contents_of
 from compiler_svc.database.leases import Lease
 from compiler_svc.database.versions import Alias, Contents, Version
 from compiler_svc.records import GoldenMethod
-
-_CONTENTS: Final[dict[Contents, pb.BundleContents.ValueType]] = {
-    "full": pb.BUNDLE_CONTENTS_FULL,
-    "executables": pb.BUNDLE_CONTENTS_EXECUTABLES,
-    "weights": pb.BUNDLE_CONTENTS_WEIGHTS,
-}
-_GOLDEN_CHECKS: Final[dict[GoldenMethod | None, pb.GoldenCheck.ValueType]] = {
-    None: pb.GOLDEN_CHECK_NONE,
-    "executables": pb.GOLDEN_CHECK_EXECUTABLES,
-    "xla_cpu": pb.GOLDEN_CHECK_XLA_CPU,
-}
 
 
 def version_to_pb(version: Version) -> pb.Bundle:
@@ -37,7 +24,7 @@ def version_to_pb(version: Version) -> pb.Bundle:
         create_time=timestamp_to_pb(version.create_time_ns),
         aliases=version.aliases,
         graph_abi_digest=version.graph_abi_digest,
-        contents=_CONTENTS[version.contents],
+        contents=_contents_to_pb(version.contents),
     )
 
 
@@ -49,24 +36,24 @@ def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
     message.size_bytes = bundle.size_bytes
     message.graph_abi_digest = bundle.manifest.graph_abi_digest
     message.manifest_json = bundle.manifest_json
-    message.contents = _CONTENTS[contents_of(bundle)]
+    message.contents = _contents_to_pb(contents_of(bundle))
     message.blobs.extend(map(blob_to_pb, bundle.blobs))
     return message
 
 
 def golden_check_to_pb(method: GoldenMethod | None) -> pb.GoldenCheck.ValueType:
     """Writes what a bundle was compared by."""
-    return _GOLDEN_CHECKS[method]
+    return pb.GoldenCheck.Value(f"GOLDEN_CHECK_{(method or 'none').upper()}")
 
 
 def alias_to_pb(alias: Alias) -> pb.Alias:
     """Writes an alias."""
-    return pb.Alias(name=alias.name, alias=alias.alias, version=alias.version, etag=alias.etag)
+    return copy_fields(pb.Alias, alias)
 
 
 def lease_to_pb(lease: Lease) -> pb.Lease:
     """Writes a lease."""
-    return pb.Lease(holder=lease.holder, digest=lease.digest, expire_time=timestamp_to_pb(lease.expire_time_ns))
+    return copy_fields(pb.Lease, lease, expire_time=timestamp_to_pb(lease.expire_time_ns))
 
 
 def collected_to_pb(collected: Collected) -> pb.CollectGarbageResponse:
@@ -83,18 +70,15 @@ def collected_to_pb(collected: Collected) -> pb.CollectGarbageResponse:
 def import_event_to_pb(event: ImportProgress | ImportedBundle) -> pb.ImportBundleResponse:
     """Writes one event of an import."""
     if isinstance(event, ImportProgress):
-        progress = pb.ImportProgress(done_bytes=event.done_bytes, total_bytes=event.total_bytes)
-        return pb.ImportBundleResponse(progress=progress)
-    result = pb.ImportResult(
-        bundle=bundle_to_pb(event.named),
-        copied_blob_count=event.transfer.copied_blob_count,
-        copied_size_bytes=event.transfer.copied_size_bytes,
-        present_blob_count=event.transfer.present_blob_count,
-        warnings=event.warnings,
-    )
+        return pb.ImportBundleResponse(progress=copy_fields(pb.ImportProgress, event))
+    result = copy_fields(pb.ImportResult, event.transfer, bundle=bundle_to_pb(event.named), warnings=event.warnings)
     return pb.ImportBundleResponse(result=result)
 
 
 def blob_to_pb(blob: BlobDescriptor) -> pb.Blob:
     """Writes one file of a bundle or of one of its referrers."""
-    return pb.Blob(digest=blob.digest, size_bytes=blob.size_bytes, media_type=blob.media_type, title=blob.title)
+    return copy_fields(pb.Blob, blob)
+
+
+def _contents_to_pb(contents: Contents) -> pb.BundleContents.ValueType:
+    return pb.BundleContents.Value(f"BUNDLE_CONTENTS_{contents.upper()}")

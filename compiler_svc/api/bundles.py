@@ -35,7 +35,6 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
     """Serves versions, aliases, leases and blobs."""
 
     def __init__(self, store: BundleStore, importer: BundleImporter) -> None:
-        """Takes the store of bundles, and the importer for bundles of other layouts."""
         self._store = store
         self._importer = importer
         self._reading = StreamLimit("ReadBlob", MAX_BLOB_STREAMS)

@@ -3,7 +3,7 @@
 # ruff: noqa: N802, ARG002 - names and arguments of the methods are gRPC's
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,9 @@ from compiler_svc.compiles.journal import OperationJournal
 from compiler_svc.compiles.queue import CompileQueue
 from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
-from compiler_svc.database.operations import Operation, parse_resource_name
+from compiler_svc.database.operations import parse_resource_name
 from compiler_svc.planning.admission import admit_request
+from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.planning.planner import PlannerSettings, plan_compile
 from compiler_svc.planning.pool import PlanningPool
 from compiler_svc.planning.shard_admission import admit_shard_request
@@ -53,15 +54,6 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         planner: PlannerSettings,
         scratch: Path,
     ) -> None:
-        """Takes the services that requests use.
-
-        Args:
-            fetcher: Fetches what plans read of checkpoints that URLs name.
-            planning: Runs all that reads a client's configuration and checkpoint.
-            graph_checks: The same for plans that check graphs, which take what a lowering takes.
-            planner: Settings of planners, with the roots that checkpoints must lie in.
-            scratch: Directory for the files of plans that check graphs. A compiler that starts empties it.
-        """
         self._database = database
         self._journal = journal
         self._queue = queue
@@ -70,20 +62,19 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self._planning = planning
         self._graph_checks = graph_checks
         self._planner = planner
+        # For the files of plans that check graphs. A compiler that starts empties it.
         self._scratch = scratch
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
         """Validates a request, then starts a compile."""
-        check_limits(request)
-        digest = digest_request(request)
-        operation = await self._find(request.request_id, digest)
-        if operation is None:
-            self._queue.check_room()
-            planner, wanted = self._planner, request_from_pb(request)
-            admit = partial(admit_request, wanted, planner.model_roots, default_isa=planner.default_isa)
-            spec = await self._fetcher.plan(self._planning, admit)
-            operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
-        return operation_to_pb(operation)
+        planner = self._planner
+
+        async def admit() -> JobSpec:
+            wanted = request_from_pb(request)
+            work = partial(admit_request, wanted, planner.model_roots, default_isa=planner.default_isa)
+            return await self._fetcher.plan(self._planning, work)
+
+        return await self._accept(request, admit)
 
     async def PlanCompile(self, request: pb.PlanCompileRequest, context: Any) -> pb.PlanCompileResponse:
         """Predicts what a compile would make and need."""
@@ -98,17 +89,14 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
         """Validates a request, then starts to write weights."""
-        check_limits(request)
-        digest = digest_request(request)
-        operation = await self._find(request.request_id, digest)
-        if operation is None:
-            self._queue.check_room()
+
+        async def admit() -> JobSpec:
             executables = (await self._store.get(request.executables_ref)).bundle
             wanted = shard_request_from_pb(request)
-            admit = partial(admit_shard_request, wanted, executables, self._planner.model_roots)
-            spec = await self._fetcher.plan(self._planning, admit)
-            operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
-        return operation_to_pb(operation)
+            work = partial(admit_shard_request, wanted, executables, self._planner.model_roots)
+            return await self._fetcher.plan(self._planning, work)
+
+        return await self._accept(request, admit)
 
     async def WatchCompile(
         self, request: pb.WatchCompileRequest, context: Any
@@ -119,9 +107,16 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             async for operation in changes:
                 yield event_to_pb(operation)
 
-    async def _find(self, request_id: str, request_digest: str) -> Operation | None:
-        """Finds the operation of a repeated call, even if the checkpoint has changed since."""
-        if not request_id:
-            return None
-        find, principal = operations.find_by_request_id, PRINCIPAL.get().key
-        return await self._database.run(lambda session: find(session, request_id, request_digest, principal))
+    async def _accept(
+        self, request: pb.CompileRequest | pb.ShardWeightsRequest, admit: Callable[[], Awaitable[JobSpec]]
+    ) -> operations_pb2.Operation:
+        """Starts what `admit` admits, unless the call is repeated, even if the checkpoint has changed since."""
+        check_limits(request)
+        digest, request_id, operation = digest_request(request), request.request_id or None, None
+        if request_id is not None:
+            find, principal = operations.find_by_request_id, PRINCIPAL.get().key
+            operation = await self._database.run(find, request_id, digest, principal)
+        if operation is None:
+            self._queue.check_room()
+            operation = await self._queue.submit(await admit(), request_id=request_id, request_digest=digest)
+        return operation_to_pb(operation)

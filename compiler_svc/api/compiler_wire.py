@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Final, Literal
+from dataclasses import fields
+from typing import Any, Final, Literal, TypeVar
 
 from google.longrunning import operations_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.config.v1.config_pb2 import InferenceConfig
@@ -21,7 +23,7 @@ from compiler_svc.database.operations import Operation
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.admission import CompileRequest
 from compiler_svc.planning.shard_admission import ShardRequest
-from compiler_svc.records import CompileResult, ExecutableResult, Stage
+from compiler_svc.records import CompileResult, ExecutableResult
 from targets.cpu import CPU
 from targets.registry import TARGETS
 
@@ -35,16 +37,14 @@ _LEVELS: Final[dict[pb.OptimizationLevel.ValueType, Literal[0, 1, 2]]] = {
     pb.OPTIMIZATION_LEVEL_O1: 1,
     pb.OPTIMIZATION_LEVEL_O2: 2,
 }
-_STAGES: Final = {
-    Stage.QUEUED: pb.COMPILE_STAGE_QUEUED,
-    Stage.CACHE_CHECK: pb.COMPILE_STAGE_CACHE_CHECK,
-    Stage.TRACE: pb.COMPILE_STAGE_TRACE,
-    Stage.LOWER: pb.COMPILE_STAGE_LOWER,
-    Stage.SHARD: pb.COMPILE_STAGE_SHARD,
-    Stage.VERIFY: pb.COMPILE_STAGE_VERIFY,
-    Stage.PUBLISH: pb.COMPILE_STAGE_PUBLISH,
-    Stage.DONE: pb.COMPILE_STAGE_DONE,
-}
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def copy_fields(message: type[MessageT], record: object, **given: Any) -> MessageT:
+    """Writes a message whose fields are those of a record under the same names, but for those that are given."""
+    names = message.DESCRIPTOR.fields_by_name.keys() - given.keys()
+    return message(**given, **{name: getattr(record, name) for name in names})
 
 
 def digest_request(request: pb.CompileRequest | pb.ShardWeightsRequest) -> str:
@@ -55,25 +55,13 @@ def digest_request(request: pb.CompileRequest | pb.ShardWeightsRequest) -> str:
 
 
 def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
-    """Reads a request.
-
-    Raises:
-        ConfigInvalid: The configuration text is not a JSON object, or an enum value is unknown.
-    """
-    return CompileRequest(
-        name=request.name,
-        skip_cache_lookup=request.skip_cache_lookup,
-        debug=request.debug,
-        **build_fields_from_pb(request),
-    )
+    """Reads a request."""
+    own = {name: getattr(request, name) for name in ("name", "skip_cache_lookup", "debug")}
+    return CompileRequest(**own, **build_fields_from_pb(request))
 
 
 def build_fields_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> dict[str, Any]:
-    """Reads the fields of a `BuildRequest`.
-
-    Raises:
-        ConfigInvalid: The configuration text is not a JSON object, or an enum value is unknown.
-    """
+    """Reads the fields of a `BuildRequest`."""
     unknown = [
         FieldViolation(field, str(value), ", ".join(map(str, sorted(table))))
         for field, value, table in (
@@ -96,12 +84,7 @@ def build_fields_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> 
 
 def shard_request_from_pb(request: pb.ShardWeightsRequest) -> ShardRequest:
     """Reads a request."""
-    return ShardRequest(
-        name=request.name,
-        model=request.model,
-        executables_ref=request.executables_ref,
-        skip_cache_lookup=request.skip_cache_lookup,
-    )
+    return ShardRequest(**{one.name: getattr(request, one.name) for one in fields(ShardRequest)})
 
 
 def operation_to_pb(operation: Operation) -> operations_pb2.Operation:
@@ -127,16 +110,12 @@ def event_to_pb(operation: Operation) -> pb.WatchCompileResponse:
 def metadata_to_pb(operation: Operation) -> pb.CompileMetadata:
     """Writes an operation's progress."""
     progress = operation.progress
-    return pb.CompileMetadata(
+    return copy_fields(
+        pb.CompileMetadata,
+        progress,
         name=operation.name,
-        stage=_STAGES[progress.stage],
-        executables_done=progress.executables_done,
-        executables_total=progress.executables_total,
-        executables_cached=progress.executables_cached,
-        sharded_bytes=progress.sharded_bytes,
-        total_bytes=progress.total_bytes,
+        stage=pb.CompileStage.Value(f"COMPILE_STAGE_{progress.stage.name}"),
         eta=None if progress.eta_s is None else duration_to_pb(progress.eta_s),
-        message=progress.message,
         create_time=timestamp_to_pb(operation.create_time_ns),
         update_time=timestamp_to_pb(operation.update_time_ns),
     )
@@ -144,13 +123,11 @@ def metadata_to_pb(operation: Operation) -> pb.CompileMetadata:
 
 def result_to_pb(result: CompileResult) -> pb.CompileResponse:
     """Writes the result of a compile."""
-    return pb.CompileResponse(
-        name=result.name,
-        version=result.version,
-        digest=result.digest,
-        cache=_cache_result(result.cached),
+    return copy_fields(
+        pb.CompileResponse,
+        result,
+        cache=cache_result_to_pb(result.cached),
         executables=map(_executable_to_pb, result.executables),
-        warnings=result.warnings,
         duration=duration_to_pb(result.duration_s),
     )
 
@@ -176,17 +153,16 @@ def _document_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> dic
 
 
 def _executable_to_pb(executable: ExecutableResult) -> pb.ExecutableResult:
-    return pb.ExecutableResult(
-        tag=executable.tag,
-        submodel=executable.submodel,
-        bucket=executable.bucket,
-        cache=_cache_result(executable.cached),
+    return copy_fields(
+        pb.ExecutableResult,
+        executable,
+        cache=cache_result_to_pb(executable.cached),
         duration=None if executable.duration_s is None else duration_to_pb(executable.duration_s),
-        size_bytes=executable.size_bytes,
     )
 
 
-def _cache_result(cached: bool) -> pb.CacheResult.ValueType:
+def cache_result_to_pb(cached: bool) -> pb.CacheResult.ValueType:
+    """Writes whether the cache had something."""
     return pb.CACHE_RESULT_HIT if cached else pb.CACHE_RESULT_MISS
 
 
@@ -194,12 +170,8 @@ _MODEL_ATTRIBUTES = "model_attributes_json"
 
 
 def document_from_pb(config: InferenceConfig) -> Document:
-    """Writes a configuration as an equal document, with the attributes that are set, under their names.
-
-    Paths of the Medusa tree become lists of lists, and the model's attributes stand at the top level.
-
-    Raises:
-        ConfigInvalid: The text of model attributes is not a JSON object, or repeats a field of the message.
+    """Writes a configuration as an equal document, with the attributes that are set, under their names. Paths of the
+    Medusa tree become lists of lists, and the model's attributes stand at the top level.
     """
     # An optional field that is set to zero is in the dictionary; an unset one is not.
     return _flatten(MessageToDict(config, preserving_proto_field_name=True), "")

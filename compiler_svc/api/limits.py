@@ -19,11 +19,7 @@ MAX_SALT_CHARACTERS: Final = 256
 
 
 def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWeightsRequest) -> None:
-    """Checks lengths before the service does anything else with a request.
-
-    Raises:
-        ConfigInvalid: A field is too long.
-    """
+    """Checks lengths before the service does anything else with a request."""
     violations = []
     salt = "" if isinstance(request, pb.ShardWeightsRequest) else request.salt
     request_id = "" if isinstance(request, pb.PlanCompileRequest) else request.request_id
@@ -44,18 +40,13 @@ class StreamLimit:
     """Limits how many streams of one method are open."""
 
     def __init__(self, method: str, max_open: int) -> None:
-        """Starts without open streams."""
         self._method = method
         self._max_open = max_open
         self._num_open = 0
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Counts a stream until the context ends.
-
-        Raises:
-            TooManyStreams: The method has as many open streams as it may.
-        """
+        """Counts a stream until the context ends."""
         if self._num_open >= self._max_open:
             raise TooManyStreams(self._method, self._max_open, _RETRY_AFTER_S)
         self._num_open += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import Any, Final
 
 from google.longrunning import operations_pb2 as pb
@@ -31,7 +30,6 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
     """Serves compile operations: a principal's own, and with the scope admin everyone's."""
 
     def __init__(self, *, database: Database, journal: OperationJournal, queue: CompileQueue) -> None:
-        """Takes the database of operations, the journal that publishes their changes, and the queue that runs them."""
         self._database = database
         self._journal = journal
         self._queue = queue
@@ -46,14 +44,13 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
             raise OperationNotFound(request.name)
         if request.filter not in _FILTERS:
             raise FilterInvalid(request.filter)
-        find = partial(
+        page = await self._database.run(
             operations.list_operations,
             done=_FILTERS[request.filter],
             page_size=choose_page_size(request.page_size),
             after=read_page_token(request.page_token, tuple[int, str]),
             reach=PRINCIPAL.get().reach,
         )
-        page = await self._database.run(find)
         return pb.ListOperationsResponse(
             operations=map(operation_to_pb, page.operations), next_page_token=write_page_token(page.next_key)
         )
@@ -66,7 +63,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
     async def DeleteOperation(self, request: pb.DeleteOperationRequest, context: Any) -> Empty:
         """Forgets a finished operation."""
         operation_id = parse_resource_name(request.name)
-        await self._database.run(partial(operations.delete_operation, operation_id=operation_id))
+        await self._database.run(operations.delete_operation, operation_id)
         return Empty()
 
     async def WaitOperation(self, request: pb.WaitOperationRequest, context: Any) -> pb.Operation:
@@ -80,8 +77,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
         return operation_to_pb(await self._get(request.name))
 
     async def _get(self, name: str) -> Operation:
-        get, operation_id, reach = operations.get_operation, parse_resource_name(name), PRINCIPAL.get().reach
-        return await self._database.run(lambda session: get(session, operation_id, reach))
+        return await self._database.run(operations.get_operation, parse_resource_name(name), PRINCIPAL.get().reach)
 
     async def _wait(self, operation_id: str) -> None:
         async with aclosing(self._journal.watch(operation_id, PRINCIPAL.get().reach)) as changes:

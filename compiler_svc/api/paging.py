@@ -26,11 +26,7 @@ def write_page_token(key: object | None) -> str:
 
 
 def read_page_token(token: str, key: type[KeyT]) -> KeyT | None:
-    """Reads the key in a token; None for the first page.
-
-    Raises:
-        PageTokenInvalid: The token holds no such key.
-    """
+    """Reads the key in a token; None for the first page."""
     if not token:
         return None
     try:

@@ -5,28 +5,23 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from google.protobuf.duration_pb2 import Duration
 from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.errors import FieldViolation
-from compiler_svc.api.compiler_wire import build_fields_from_pb
+from compiler_svc.api.compiler_wire import build_fields_from_pb, cache_result_to_pb, copy_fields, duration_to_pb
 from compiler_svc.config.domains import show
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.cost import CostEstimate
 from compiler_svc.planning.graph_check import GraphCheck
 from compiler_svc.planning.memory import RankMemory
 from compiler_svc.planning.planner import PlanRequest
-from compiler_svc.planning.report import LargestSizes, PlanReport
+from compiler_svc.planning.report import PlanReport
 
 _LEAST_CORE_BYTES: Final = 1 << 20
 
 
 def plan_request_from_pb(request: pb.PlanCompileRequest) -> PlanRequest:
-    """Reads a request.
-
-    Raises:
-        ConfigInvalid: The configuration text is not a JSON object, an enum value is unknown, or a core has no memory.
-    """
+    """Reads a request."""
     fields = build_fields_from_pb(request)
     core_bytes = request.core_memory_bytes
     if core_bytes != 0 and core_bytes < _LEAST_CORE_BYTES:
@@ -48,17 +43,17 @@ def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
         ],
         ranks=[_rank_to_pb(rank, plan.memory, plan.limit_bytes) for rank in range(plan.num_ranks)],
         fits=plan.fits,
-        largest=None if plan.largest.is_none else _largest_to_pb(plan.largest),
+        largest=None if plan.largest.is_none else copy_fields(pb.LargestSizes, plan.largest),
         executables=[
-            pb.ExecutablePlan(
-                tag=executable.tag,
-                submodel=executable.submodel,
+            copy_fields(
+                pb.ExecutablePlan,
+                executable,
                 bucket=pb.Bucket(tokens=executable.bucket),
-                cache=pb.CACHE_RESULT_HIT if executable.is_cached else pb.CACHE_RESULT_MISS,
+                cache=cache_result_to_pb(executable.is_cached),
             )
             for executable in plan.executables
         ],
-        hints=[pb.Hint(field=hint.field, value=show(hint.value), reason=hint.reason) for hint in plan.hints],
+        hints=[copy_fields(pb.Hint, hint, value=show(hint.value)) for hint in plan.hints],
         warnings=plan.warnings,
         cores_needed=plan.cores_needed,
         cost=None if plan.cost is None else _cost_to_pb(plan.cost),
@@ -68,37 +63,29 @@ def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
 
 
 def _check_to_pb(check: GraphCheck) -> pb.GraphCheck:
-    return pb.GraphCheck(
-        num_graphs=check.num_graphs,
-        num_findings=check.num_findings,
-        findings=[
-            pb.GraphFinding(
-                tag=one.tag,
-                submodel=one.submodel,
-                bucket=pb.Bucket(tokens=one.bucket),
-                code=one.finding.code,
-                operation=one.finding.operation,
-                accepted=one.finding.wanted,
-                source=one.finding.source,
-            )
-            for one in check.findings
-        ],
-    )
+    findings = [
+        copy_fields(
+            pb.GraphFinding,
+            one.finding,
+            tag=one.tag,
+            submodel=one.submodel,
+            bucket=pb.Bucket(tokens=one.bucket),
+            accepted=one.finding.wanted,
+        )
+        for one in check.findings
+    ]
+    return copy_fields(pb.GraphCheck, check, findings=findings)
 
 
 def _rank_to_pb(rank: int, memory: RankMemory, limit_bytes: int) -> pb.RankPlan:
+    parts = ("weights_bytes", "kv_bytes", "activation_bytes", "code_bytes", "lora_bytes")
     return pb.RankPlan(
         rank=rank,
-        weights_bytes=_int64(memory.weights_bytes),
-        kv_bytes=_int64(memory.kv_bytes),
-        activation_bytes=_int64(memory.activation_bytes),
-        code_bytes=_int64(memory.code_bytes),
         limit_bytes=limit_bytes,
-        lora_bytes=_int64(memory.lora_bytes),
         weight_groups=[
-            pb.WeightGroup(name=name, size_bytes=_int64(size_bytes))
-            for name, size_bytes in memory.weight_groups.items()
+            pb.WeightGroup(name=name, size_bytes=_int64(size)) for name, size in memory.weight_groups.items()
         ],
+        **{name: _int64(getattr(memory, name)) for name in parts},
     )
 
 
@@ -107,11 +94,5 @@ def _int64(size_bytes: int) -> int:
     return min(size_bytes, 2**63 - 1)
 
 
-def _largest_to_pb(largest: LargestSizes) -> pb.LargestSizes:
-    return pb.LargestSizes(batch_size=largest.batch_size, seq_len=largest.seq_len, pa_num_blocks=largest.pa_num_blocks)
-
-
 def _cost_to_pb(cost: CostEstimate) -> pb.CostEstimate:
-    duration = Duration()
-    duration.FromNanoseconds(round(cost.duration_s * 1e9))
-    return pb.CostEstimate(duration=duration, peak_memory_bytes=cost.peak_memory_bytes, num_records=cost.num_records)
+    return copy_fields(pb.CostEstimate, cost, duration=duration_to_pb(cost.duration_s))

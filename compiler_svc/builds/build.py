@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.job import BuildJob
 from compiler_svc.builds.progress import ProgressReport
@@ -19,13 +19,7 @@ from execution.ranks.forkservers import OpenForkserver
 
 @dataclass(frozen=True, slots=True)
 class Forkservers:
-    """The forkservers that a build takes processes from.
-
-    Attributes:
-        ranks: Returns the forkserver of the golden check's ranks.
-        lowerings: The forkserver of all builds' lowerings.
-        texts: The forkserver of the process that tries tokenizer and chat template.
-    """
+    """The forkservers that a build takes processes from."""
 
     ranks: OpenForkserver
     lowerings: ForkserverClient
@@ -34,15 +28,8 @@ class Forkservers:
 
 @dataclass(frozen=True)
 class Build:
-    """One build in progress.
-
-    layout: Store that the bundle is published in; pins every blob that the build writes.
-        layout: Store that the bundle is published in; pins what is written.
-        database: Holds the action cache.
-        finished: Executables that this attempt or an earlier one has lowered.
-        work: Scratch directory of this attempt alone.
-        report: Receives progress.
-        forkservers: The forkservers of the build's processes.
+    """One build in progress. `layout`, in which the bundle is published, pins every blob that the build writes;
+    `finished` has what this attempt or an earlier one has lowered; `work` is scratch space of this attempt alone.
     """
 
     job: BuildJob

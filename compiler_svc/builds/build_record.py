@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from bundle.digest import canonical_json
-from bundle.layout import Layout
 from bundle.manifest import Manifest
-from bundle.referrers import add_referrer
+from bundle.store.layout import Layout
+from bundle.store.referrers import add_referrer
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
 from compiler_svc.builds.progress import ProgressReport
@@ -27,23 +27,14 @@ BUILD_TYPE: Final = "application/vnd.kiln.build.v1+json"
 
 
 class BuildRecorder:
-    """Collects the facts of a build and attaches them to its bundle.
-
-    Attributes:
-        golden: The result of the golden check; None if there was none.
-    """
+    """Collects the facts of a build and attaches them to its bundle."""
 
     def __init__(self, report: ProgressReport) -> None:
-        """Takes the progress, which measures each stage."""
         self.golden: GoldenResult | None = None
         self._report = report
 
     def attach(self, layout: Layout, digest: str, manifest: Manifest, executables: Sequence[ExecutableResult]) -> None:
-        """Publishes the records as referrers of a bundle that is in the index.
-
-        Raises:
-            LayoutInvalid: The store's index, or a manifest that it lists, is broken.
-        """
+        """Publishes the records as referrers of a bundle that is in the index."""
         if self.golden is not None:
             _attach(layout, digest, GOLDEN_TYPE, msgspec.to_builtins(self.golden), "golden.json")
         record = {

@@ -9,26 +9,21 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from bundle.errors import BundleError
-from bundle.layout import Layout
-from bundle.referrers import list_referrers, read_referrer
+from bundle.store.layout import Layout
+from bundle.store.referrers import list_referrers, read_referrer
 
 DEBUG_TYPE: Final = "application/vnd.kiln.debug.v1+gzip"
 TITLE: Final = "graphs.jsonl.gz"
 
 
 class GraphsHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The bundle that the graphs belong to.
-
-    Attributes:
-        bundle: Digest of the bundle.
-        code_digest: Digest of the compiler's sources that the lines refer to.
-        executables: Number of graphs that follow.
-    """
+    """The bundle of the graphs, the digest of the sources that their lines refer to, and the number of graphs."""
 
     bundle: str
     code_digest: str
@@ -36,13 +31,7 @@ class GraphsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The beginning of one graph.
-
-    Attributes:
-        executable: Tag of the executable.
-        graph_digest: Graph digest in the bundle's manifest.
-        operations: Number of lines that follow.
-    """
+    """The beginning of one graph, and the number of `operations`, one a line, that follow."""
 
     executable: str
     graph_digest: str
@@ -53,7 +42,6 @@ class GraphsWriter:
     """Collects the lines and compresses them: graphs of large models have many similar lines."""
 
     def __init__(self, header: GraphsHeader) -> None:
-        """Begins with the header."""
         self._data = io.BytesIO()
         # Without a time in the file, equal lines give equal bytes.
         self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._data, mtime=0)
@@ -75,13 +63,18 @@ class GraphsWriter:
 
 
 def has_graphs(layout: Layout, digest: str, code_digest: str) -> bool:
-    """Whether a bundle has its graphs, and they refer to lines of these sources."""
-    try:
-        files = [read_referrer(layout, one.digest) for one in list_referrers(layout, digest, DEBUG_TYPE)]
-        return any(_read_header(file).code_digest == code_digest for file in files)
-    except (BundleError, ValueError, OSError, EOFError):
-        # The caller writes a broken file anew.
-        return False
+    """Whether a bundle has its graphs, and they refer to lines of these sources. Files that are broken do not count."""
+    with suppress(BundleError, OSError):
+        return any(
+            _find_code_digest(layout, one.digest) == code_digest for one in list_referrers(layout, digest, DEBUG_TYPE)
+        )
+    return False
+
+
+def _find_code_digest(layout: Layout, referrer: str) -> str | None:
+    with suppress(BundleError, ValueError, OSError, EOFError):
+        return _read_header(read_referrer(layout, referrer)).code_digest
+    return None
 
 
 def _read_header(data: bytes) -> GraphsHeader:

@@ -6,27 +6,28 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 
 from bundle.abi.inputs import LEFT_PADDED, LIVE_ROWS
-from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_file
 from bundle.manifest import ConstantBinding, Executable
+from bundle.store.blob_writer import StoredBlob
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.finished_lowerings import FinishedLowering
-from compiler_svc.builds.neuron_submodel import describe_for_neuron
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.cache import CachedExecutable
-from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions
+from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, NeuronSubmodel
+from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, NEURON_LOWERING_CODE, digest_code
 from compiler_svc.planning.cost import estimate_lowering_s
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
+from compiler_svc.trace.submodel_document import MAKE_MODULE
 from compiler_svc.trace.submodels import ExecutableSpec
+from targets.neuron import NEURON_PYTHON
 from targets.registry import find_format
 
 
@@ -35,9 +36,7 @@ class TracedExecutable:
     """An executable whose graph is known.
 
     Attributes:
-        action_digest: Identifies the result of lowering the graph.
         shares_with: An earlier executable of the build with an equal graph, if there is one: this one takes its result.
-        cached: The result in the action cache, if there is one.
         finished: The result of an earlier attempt at this build, if there is one.
         job: The lowering to run; None if there is a result.
     """
@@ -54,11 +53,7 @@ class TracedExecutable:
 
 @dataclass(frozen=True)
 class BuiltExecutable:
-    """An executable that the store holds.
-
-    Attributes:
-        duration_s: Lowering time; None if the cache had the executable, or another one had the same graph.
-    """
+    """An executable in the store, and its lowering time; None if it was cached or another one had the same graph."""
 
     traced: TracedExecutable
     lowered: CachedExecutable
@@ -125,11 +120,7 @@ class BuiltExecutable:
 
 
 def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
-    """Traces every executable, lowers those that are not in the cache, and puts them into the store.
-
-    Raises:
-        LoweringError: A graph could not be lowered.
-    """
+    """Traces every executable, lowers those that are not in the cache, and puts them into the store."""
     report = build.report
     report.enter(Stage.TRACE, "exporting the graphs")
     report.update(executables_total=len(build.plan.submodels))
@@ -213,7 +204,7 @@ def find_live_inputs(submodel: ExecutableSpec) -> LiveInputs | None:
 
 
 def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
-    cached = build.database.run_and_wait(partial(cache.find_executable, action_digest=action_digest))
+    cached = build.database.run_and_wait(cache.find_executable, action_digest)
     if cached is None or not build.layout.pin(cached.blob):
         return None
     if sha256_file(build.layout.blob_path(cached.blob)) != cached.blob:
@@ -227,10 +218,9 @@ def _estimate_lowering_s(build: Build, missing: Sequence[TracedExecutable]) -> f
     if not missing:
         return None
     spec = build.spec
-    find = partial(actuals.list_lowerings, target_kind=spec.target.kind, optimization_level=spec.optimization_level)
     return estimate_lowering_s(
         [one.spec.submodel for one in missing],
-        build.database.run_and_wait(find),
+        build.database.run_and_wait(actuals.list_lowerings, spec.target.kind, spec.optimization_level),
         num_layers=len(build.plan.model.description.layers),
         num_lowerings=build.job.environment.num_lowerings,
         optimization_level=spec.optimization_level,
@@ -268,3 +258,29 @@ def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedL
     # Copied, not moved: if this attempt is killed from here on, the next one still finds the file.
     build.layout.ingest_file(build.finished.path(traced.action_digest))
     return BuiltExecutable(traced, result.executable, result.duration_s)
+
+
+def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[str, str]) -> NeuronSubmodel | None:
+    """Describes a submodel for the interpreter with Neuron's packages; None if this one lowers for the target."""
+    spec, config = build.spec, build.spec.config.neuron_config
+    interpreter = spec.toolchain.interpreter
+    if interpreter is None:
+        return None
+    return NeuronSubmodel(
+        make_module=MAKE_MODULE,
+        document=build.plan.write_submodel(build.checkpoint.config, submodel),
+        flags=list_flags(
+            submodel.submodel,
+            CompilerOptions(
+                logical_nc_config=config.logical_nc_config,
+                cc_pipeline_tiling_factor=config.cc_pipeline_tiling_factor,
+                scratchpad_page_size=config.scratchpad_page_size,
+                max_context_length=config.max_context_length,
+            ),
+            optimization_level=spec.optimization_level,
+            target=spec.target.kind,
+            compiler_version=toolchain[f"{NEURON_PYTHON.name}.neuronx-cc"],
+        ),
+        logical_nc_config=config.logical_nc_config,
+        tp_degree=build.plan.model.tp_degree,
+    )

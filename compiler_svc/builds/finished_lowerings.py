@@ -1,7 +1,5 @@
-"""The executables that a build has lowered so far. They outlive the build process.
-
-Results enter the action cache only when a whole build has succeeded, including its golden check. Until then only the
-next attempt at the same build uses them.
+"""The executables that a build has lowered so far. They outlive the build process. Results enter the action cache when
+a whole build has succeeded, including its golden check; until then only the next attempt at the same build uses them.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ _RECORD_SUFFIX: Final = ".json"
 
 
 class FinishedLowering(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished lowering.
-
-    Attributes:
-        duration_s: Seconds that the lowering took.
-    """
+    """One finished lowering."""
 
     executable: CachedExecutable
     duration_s: float
@@ -33,7 +27,6 @@ class FinishedLowerings:
     """A directory of executables and their records, named by action digest."""
 
     def __init__(self, directory: Path) -> None:
-        """Takes an existing directory."""
         self._directory = directory
 
     def path(self, action_digest: str) -> Path:

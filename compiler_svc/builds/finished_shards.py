@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from bundle.blob_writer import StoredBlob
 from bundle.digest import Digest, canonical_json, sha256_bytes, sha256_file
-from bundle.layout import Layout
+from bundle.store.blob_writer import StoredBlob
+from bundle.store.layout import Layout
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -25,13 +25,7 @@ _RECORD: Final = "rank{rank}.json"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished shard.
-
-    Attributes:
-        inputs: Digest of everything that its bytes depend on.
-        blob: Digest of the shard.
-    """
-
+    #: Digest of everything that its bytes depend on.
     inputs: str
     blob: Digest
     size_bytes: int
@@ -41,11 +35,6 @@ class FinishedShards:
     """A directory of records, one for each rank."""
 
     def __init__(self, directory: Path, inputs: str) -> None:
-        """Takes an existing directory.
-
-        Args:
-            inputs: See `digest_inputs`.
-        """
         self._directory = directory
         self._inputs = inputs
 
@@ -59,10 +48,8 @@ class FinishedShards:
         unfinished.replace(path)
 
     def find(self, rank: int, layout: Layout) -> StoredBlob | None:
-        """Finds the shard that an earlier attempt wrote, and pins it.
-
-        Returns:
-            None if there is none, if it was made from something else, or if its bytes differ from the record.
+        """Finds the shard that an earlier attempt wrote, and pins it; None if there is none, if it was made from
+        something else, or if its bytes differ from the record.
         """
         record = _read_record(self._path(rank))
         if record is None or record.inputs != self._inputs or not layout.pin(record.blob):
@@ -80,11 +67,8 @@ class FinishedShards:
 def digest_inputs(plan: WeightPlan, checkpoint: Checkpoint, checkpoint_digest: str) -> str:
     """Digests what shards are made from: weights, what becomes of them, and the code that does it.
 
-    Args:
-        checkpoint_digest: Of the weights' bytes, some time before.
-
-    Returns:
-        Another digest, too, if a file has been written since, even if it was given its former bytes again.
+    `checkpoint_digest` is of the weights' bytes, some time before. If a file has been written since, the result is
+    another digest, even if the file was given its former bytes again.
     """
     files = {file.name: file.stat() for file in checkpoint.files}
     return sha256_bytes(
@@ -103,11 +87,7 @@ def digest_inputs(plan: WeightPlan, checkpoint: Checkpoint, checkpoint_digest: s
 
 
 def list_finished_shards(jobs: Path) -> frozenset[str]:
-    """Digests of the shards that unfinished builds have recorded.
-
-    Args:
-        jobs: Directory that holds the directories of builds.
-    """
+    """Digests of the shards that unfinished builds have recorded."""
     records = (_read_record(path) for path in jobs.glob(f"*/{FOLDER}/{_RECORD.format(rank='*')}"))
     return frozenset(record.blob for record in records if record is not None)
 

@@ -47,12 +47,7 @@ _log = structlog.get_logger("build")
 
 @dataclass(frozen=True)
 class GoldenStage:
-    """The golden check of one build.
-
-    Attributes:
-        config: The configuration that the executables were compiled for.
-        blob_path: Returns the path of a blob for its digest.
-    """
+    """The golden check of one build."""
 
     job: BuildJob
     directory: JobDirectory
@@ -64,14 +59,8 @@ class GoldenStage:
     blob_path: Callable[[str], Path]
 
     def check(self, manifest: Manifest) -> tuple[GoldenResult | None, tuple[str, ...]]:
-        """Compares a bundle that has weights with the reference.
-
-        Returns:
-            The result, None if nothing on this host stands for the executables; and warnings.
-
-        Raises:
-            CheckpointInvalid: A tensor of the checkpoint has NaN or infinite values.
-            GoldenMismatch, ExecutionError, XlaRunFailed: See `check_golden` and `xla_runner`.
+        """Compares a bundle that has weights with the reference; returns the result, None if nothing on this host
+        stands for the executables, and warnings.
         """
         self.report.enter(Stage.VERIFY, "comparing logits with the reference")
         try:
@@ -85,9 +74,10 @@ class GoldenStage:
 
     def _compare(self, manifest: Manifest) -> tuple[GoldenResult | None, tuple[str, ...]]:
         is_for_host = TARGETS[manifest.target.kind].is_checked_on_host
+        quantization = self.plan.changes.quantization
         if is_for_host or self.job.environment.checks_on_cores:
             try:
-                return check_golden(manifest, self.blob_path, self.checkpoint, self.forkservers.ranks), ()
+                return check_golden(manifest, self.blob_path, self.checkpoint, self.forkservers.ranks, quantization), ()
             except _NO_CORES as error:
                 if is_for_host:
                     raise
@@ -96,7 +86,7 @@ class GoldenStage:
             if runner is None:
                 return None, (_NONE.format(kind=manifest.target.kind),)
             steps = self._open(manifest, runner)
-            result = compare_steps(manifest, steps, self.checkpoint, method="xla_cpu")
+            result = compare_steps(manifest, steps, self.checkpoint, method="xla_cpu", quantization=quantization)
         return result, (_BY_XLA.format(kind=manifest.target.kind),)
 
     def _open(self, manifest: Manifest, runner: XlaRunner) -> RankSteps:

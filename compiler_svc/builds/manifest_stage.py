@@ -15,7 +15,7 @@ from bundle.manifest import (
     WeightSet,
     WeightShard,
 )
-from bundle.oci import BlobDescriptor
+from bundle.store.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
 from compiler_svc.builds.neuron_files import name_cores
@@ -32,13 +32,7 @@ def describe_bundle(
     shards: Sequence[WeightShard],
     tokenizer_files: Sequence[BlobDescriptor],
 ) -> Manifest:
-    """Makes the manifest.
-
-    Args:
-        executables: The executables in manifest order.
-        shards: The shards of all ranks, in order.
-        tokenizer_files: Blobs of the checkpoint's tokenizer files.
-    """
+    """Makes the manifest. Executables are in manifest order, shards in that of their ranks."""
     spec, plan, model = build.spec, build.plan, build.plan.model
     described = tuple(built.describe() for built in executables)
     return Manifest(
@@ -76,11 +70,7 @@ def resolved_config(build: Build) -> dict[str, Any]:
 
 
 def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
-    """Describes a checkpoint's tokenizer for the manifest; None if it has none.
-
-    Args:
-        files: Blobs of the tokenizer's files.
-    """
+    """Describes a checkpoint's tokenizer for the manifest; None if it has none."""
     digest = next((file.digest for file in files if file.title == TOKENIZER_FILE), None)
     if digest is None:
         return None

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from bundle.layout import Layout
 from bundle.manifest import Target
 from bundle.neff import read_neff
-from bundle.referrers import add_referrer
+from bundle.store.layout import Layout
+from bundle.store.referrers import add_referrer
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
 
@@ -22,11 +22,7 @@ COMPANION_TYPES: Final = {
 
 
 def name_cores(target: Target, layout: Layout, executables: Sequence[BuiltExecutable]) -> Target:
-    """The target with the generation and the size of the logical cores that the NEFFs need; as it is without any.
-
-    Raises:
-        NeffInvalid: What the compiler wrote is no NEFF.
-    """
+    """The target with the generation and the size of the logical cores that the NEFFs need; as it is without any."""
     first = executables[0]
     if first.lowered.neff is None:
         return target

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from bundle.layout import Layout
 from bundle.manifest import Tokenizer, Tokens
-from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
-from bundle.reader import Bundle, open_bundle
-from bundle.referrers import add_referrer
-from bundle.writer import BundleWriter
+from bundle.store.layout import Layout
+from bundle.store.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
+from bundle.store.reader import Bundle, open_bundle
+from bundle.store.referrers import add_referrer
+from bundle.store.writer import BundleWriter
 from compiler_svc.builds.build import Build, Forkservers
 from compiler_svc.builds.build_record import BuildRecorder, describe_facts
 from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphHeader, GraphsHeader, GraphsWriter
@@ -57,14 +57,7 @@ CONFIG_TITLE: Final = "neuron_config.json"
 
 
 def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, forkservers: Forkservers) -> BuildResult:
-    """Builds and publishes a job's bundle.
-
-    Args:
-        forkservers: The forkservers of the build's processes.
-
-    Raises:
-        KilnError: The build failed; it has published nothing.
-    """
+    """Builds and publishes a job's bundle. A build that fails raises KilnError, and has published nothing."""
     database = Database(job.environment.database_url)
     with Layout(job.environment.store).pinning() as layout:
         if isinstance(job.spec, CompileJobSpec) and job.graphs_of is not None:
@@ -76,13 +69,12 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, fo
         else:
             result = build_weights(job, job.spec, layout, directory, report=report, forkservers=forkservers)
         # The pins end with this process. Until a version names the bundle, a lease keeps it.
-        keep = partial(
+        database.run_and_wait(
             leases.set_lease,
             holder=leases.BUILD_HOLDER,
             digest=result.bundle_digest,
             duration_s=leases.BUILD_DURATION_S,
         )
-        database.run_and_wait(keep)
     return result
 
 
@@ -96,12 +88,7 @@ def build_bundle(
     report: ProgressReport,
     forkservers: Forkservers,
 ) -> BuildResult:
-    """Compiles a checkpoint.
-
-    Args:
-        layout: Pins every blob that the build writes.
-        database: Holds the action cache.
-    """
+    """Compiles a checkpoint."""
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     _check_tensors(plan, checkpoint)
@@ -170,15 +157,7 @@ def build_weights(
     report: ProgressReport,
     forkservers: Forkservers,
 ) -> BuildResult:
-    """Writes a checkpoint's weights for the executables of a bundle.
-
-    Args:
-        layout: Pins every blob that the build writes.
-
-    Raises:
-        GraphAbiMismatch: The weights do not fit the executables.
-        BundleNotFound: The executables' bundle is gone.
-    """
+    """Writes a checkpoint's weights for the executables of a bundle."""
     layout.pin(spec.executables)
     executables = open_bundle(layout, spec.executables)
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
@@ -275,15 +254,6 @@ def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: Progr
 
     Traces again even right after a build: builds trace without source lines, which take a third of the tracing time.
     Another process may have traced a cached bundle long ago.
-
-    Args:
-        spec: The job that built the bundle.
-        digest: Digest of the bundle.
-        layout: Pins every blob that this writes.
-
-    Raises:
-        BuildFailed: A graph differs from the bundle's.
-        BundleNotFound: The bundle is gone.
     """
     layout.pin(digest)
     manifest = open_bundle(layout, digest).manifest

@@ -19,7 +19,6 @@ class ProgressReport:
     """Keeps the newest progress and passes it on at intervals."""
 
     def __init__(self, write: Callable[[BuildNews], None]) -> None:
-        """Takes the function that receives the news."""
         self._write = write
         self._progress = Progress(stage=Stage.TRACE)
         self._written_at_s = 0.0

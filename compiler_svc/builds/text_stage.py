@@ -33,18 +33,8 @@ def check_text(
 ) -> tuple[str, ...]:
     """Loads a checkpoint's tokenizer and chat templates, makes tokens of a probe and renders two chats by each.
 
-    Args:
-        checkpoint: The checkpoint; one without `tokenizer.json` has no text.
-        tokens: Its special tokens.
-        forkserver: Where the process comes from.
-        limits: What the process may take; None for what it may take in a runtime.
-
-    Returns:
-        Warnings: a template may refuse a chat and take others.
-
-    Raises:
-        CheckpointInvalid: They cannot be read, reach a limit, or ask for results without bound.
-        TextProcessLost: The process ended by itself.
+    Returns warnings: a template may refuse a chat and take others. None for `limits` is what a process may take in a
+    runtime.
     """
     files = {file.name: file for file in checkpoint.tokenizer_files}
     if TOKENIZER_FILE not in files:

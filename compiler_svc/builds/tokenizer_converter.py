@@ -20,8 +20,9 @@ from sentencepiece import sentencepiece_model_pb2
 from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
-from bundle.confinement import TEXT, confine, measure_data
+from bundle.host.confinement import TEXT, confine, measure_data
 from compiler_svc.weights.tokenizer_sources import BYTE_LEVEL, SENTENCEPIECE, TOKENIZER_CONFIG, TOKENIZER_FILE
+from execution.forkserver.task import decode, serve_order
 
 #: The class of transformers that takes a sentencepiece model as it is, without a space before the first word.
 _PLAIN_CLASS: Final = PreTrainedTokenizerFast.__name__
@@ -44,12 +45,7 @@ _RARE_TEXTS: Final = (" one space before", "  two spaces before", "\u2581underli
 
 
 class Converted(msgspec.Struct, frozen=True, tag=True):
-    """What a conversion gives.
-
-    Attributes:
-        tokenizer: The bytes of a `tokenizer.json`.
-        warnings: What a caller should know of it.
-    """
+    """What a conversion gives."""
 
     tokenizer: bytes
     warnings: tuple[str, ...]
@@ -64,10 +60,18 @@ class NotConverted(msgspec.Struct, frozen=True, tag=True):
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, tag=True):
-    """The conversion needs more memory than the process may have."""
+    """That the conversion needed more memory than it may take."""
 
 
 Answer = Converted | NotConverted | OutOfMemory
+
+
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+    """What to convert: `directory` holds the tokenizer's files and `config.json`, and nothing else."""
+
+    kind: str
+    directory: Path
+    classes: tuple[str, ...]
 
 
 class _UnconvertibleError(Exception):
@@ -76,27 +80,21 @@ class _UnconvertibleError(Exception):
         self.answer = NotConverted(file, detail, accepted)
 
 
-def convert_files(kind: str, directory: str, classes: str, max_memory_bytes: int, answer_fd: int) -> None:
-    """Converts the tokenizer of a directory and writes an `Answer` as MessagePack.
-
-    Args:
-        kind: That of a `TokenizerSource`.
-        directory: Holds the tokenizer's files and `config.json`, and nothing else.
-        classes: Those of the model's family, with commas between them.
-        max_memory_bytes: Memory that the process may take beyond what it begins with.
-        answer_fd: File for the answer.
+def convert_files(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
+    """Converts a tokenizer: the order is a `Conversion`, the answer an `Answer`. The limit is on memory that the
+    process may take beyond what it begins with.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     confine(msgspec.structs.replace(TEXT, data_bytes=measure_data() + max_memory_bytes))
-    with os.fdopen(answer_fd, "wb") as answer:
-        answer.write(msgspec.msgpack.encode(convert_directory(kind, Path(directory), classes.split(","))))
+
+    serve_order(order_fd, answer_fd, lambda order: convert(decode(order, Conversion)))
 
 
-def convert_directory(kind: str, directory: Path, classes: Sequence[str]) -> Answer:
-    """Converts the tokenizer of a directory, without limits; see `convert_files`."""
-    convert = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[kind]
+def convert(given: Conversion) -> Answer:
+    """Converts a tokenizer, without limits."""
+    convert_kind = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[given.kind]
     try:
-        return convert(directory, _list_classes(directory, classes))
+        return convert_kind(given.directory, _list_classes(given.directory, given.classes))
     except _UnconvertibleError as error:
         return error.answer
     except MemoryError:
@@ -170,14 +168,7 @@ def _choose_tokenizer(
     find_fault: Callable[[PreTrainedTokenizerFast], str | None],
     accepted: str,
 ) -> PreTrainedTokenizerFast:
-    """Converts with the first class that does it well.
-
-    Args:
-        find_fault: Returns what is wrong with a conversion; None if nothing is.
-
-    Raises:
-        _UnconvertibleError: No class does.
-    """
+    """Converts with the first class that does it well: `find_fault` says what is wrong with a conversion."""
     faults = {}
     for name in dict.fromkeys(classes):
         try:
@@ -212,7 +203,6 @@ def _is_convertible(tokenizer_class: Any) -> bool:
 
 
 def _list_differences(tokenizer: PreTrainedTokenizerFast, reference: Any, texts: tuple[str, ...]) -> Iterator[str]:
-    """Yields the texts of which a tokenizer makes other tokens than sentencepiece does."""
     for text in texts:
         if tokenizer.encode(text, add_special_tokens=False) != reference.encode(text):
             yield text

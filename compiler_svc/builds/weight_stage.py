@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from bundle.blob_writer import BlobWriter, StoredBlob
-from bundle.layout import Layout
 from bundle.manifest import Manifest, WeightShard
-from bundle.oci import WEIGHTS_TYPE
-from bundle.writer import BundleWriter
+from bundle.store.blob_writer import BlobWriter, StoredBlob
+from bundle.store.layout import Layout
+from bundle.store.oci import WEIGHTS_TYPE
+from bundle.store.writer import BundleWriter
 from compiler_svc.builds.finished_shards import FinishedShards
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.planning.build_plan import BuildPlan
@@ -36,7 +36,6 @@ class WeightStage:
     def __init__(
         self, plan: BuildPlan, checkpoint: Checkpoint, report: ProgressReport, finished: FinishedShards
     ) -> None:
-        """Takes the plan and the checkpoint to write, the receiver of progress, and the records of earlier attempts."""
         self._plan = plan
         self._checkpoint = checkpoint
         self._report = report

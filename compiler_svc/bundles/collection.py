@@ -25,7 +25,6 @@ class Collection:
     """
 
     def __init__(self, store: BundleStore, interval_s: float = INTERVAL_S) -> None:
-        """Collects nothing yet."""
         self._store = store
         self._interval_s = interval_s
         self._due_s = time.monotonic()
@@ -54,9 +53,8 @@ class Collection:
         self._due_s = time.monotonic() + self._interval_s
 
     async def warn_of_lost_bundles(self) -> None:
-        """Logs the versions whose bundle is missing.
-
-        This service never causes that: the store was edited, or another store is mounted in its place.
+        """Logs the versions whose bundle is missing. This service never causes that: the store was edited, or another
+        store is mounted in its place.
         """
         with suppress(BundleError):
             for ref in await self._store.list_lost_versions():

@@ -1,54 +1,41 @@
-"""Errors of leases and imports.
-
-CompilerError
-├── LeaseInvalid              a lease whose holder or duration is out of bounds
-├── CacheAgeInvalid           an age of cached executables that no time has
-├── PathOutsideImportRoots    a layout that leaves the configured roots
-└── SourceLayoutInvalid       a directory to import from that is not an OCI image layout
-"""
+"""Errors of leases and imports."""
 
 from __future__ import annotations
 
-from bundle.errors import FieldViolation
+from bundle.errors import FieldViolation, Unsaid
 from compiler_svc.errors import CompilerError
 
 
-class LeaseInvalid(CompilerError):
+class LeaseInvalid(CompilerError, code="INVALID_ARGUMENT"):
     """A lease whose holder or duration is out of bounds."""
 
-    reason = "LEASE_INVALID"
+    violation = FieldViolation("{field}", "{value}", "{accepted}")
+    field: str
+    value: str
+    accepted: Unsaid[str]
 
-    def __init__(self, field: str, value: str, accepted: str) -> None:
-        violation = FieldViolation(field, value, accepted)
-        super().__init__(str(violation), violations=(violation,), field=field, value=value)
 
-
-class CacheAgeInvalid(CompilerError):
+class CacheAgeInvalid(CompilerError, code="INVALID_ARGUMENT"):
     """An age of cached executables that no time has."""
 
-    reason = "CACHE_AGE_INVALID"
-
-    def __init__(self, age_s: float, limit_s: float) -> None:
-        violation = FieldViolation("max_cache_age", f"{age_s:g} s", f"0 s to {limit_s:.0f} s")
-        super().__init__(str(violation), violations=(violation,), age_s=age_s, limit_s=limit_s)
+    violation = FieldViolation("max_cache_age", "{age_s:g} s", "0 s to {limit_s:.0f} s")
+    age_s: float
+    limit_s: float
 
 
-class PathOutsideImportRoots(CompilerError):
+class PathOutsideImportRoots(CompilerError, code="PERMISSION_DENIED"):
     """A layout that leaves the configured roots."""
 
-    reason = "PATH_OUTSIDE_IMPORT_ROOTS"
-
-    def __init__(self, path: str) -> None:
-        accepted = "a directory that stays under an import root, symbolic links resolved"
-        violation = FieldViolation("layout", repr(path), accepted)
-        super().__init__(str(violation), violations=(violation,), path=path)
+    violation = FieldViolation(
+        "layout", "{path!r}", "a directory that stays under an import root, symbolic links resolved"
+    )
+    path: str
 
 
-class SourceLayoutInvalid(CompilerError):
+class SourceLayoutInvalid(CompilerError, code="INVALID_ARGUMENT", reason="LAYOUT_INVALID"):
     """A directory to import from that is not an OCI image layout, or whose index is broken."""
 
-    reason = "LAYOUT_INVALID"
-
-    def __init__(self, path: str, detail: str) -> None:
-        violation = FieldViolation("layout", repr(path), "an OCI image layout whose index is whole")
-        super().__init__(f"{violation}: {detail}", violations=(violation,), path=path, detail=detail)
+    message = "{violation}: {detail}"
+    violation = FieldViolation("layout", "{path!r}", "an OCI image layout whose index is whole")
+    path: str
+    detail: str

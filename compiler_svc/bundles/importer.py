@@ -11,13 +11,13 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from bundle.catalog import find_bundle
 from bundle.errors import LayoutInvalid
-from bundle.layout import Layout
-from bundle.oci import SOURCE
 from bundle.reference import Reference, is_new_alias, is_new_name
-from bundle.transfer import Transfer, copy_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.catalog import find_bundle
+from bundle.store.layout import Layout
+from bundle.store.oci import SOURCE
+from bundle.store.transfer import Transfer, copy_bundle
+from bundle.store.verification import BlobVerifier
 from compiler_svc.bundles.errors import PathOutsideImportRoots, SourceLayoutInvalid
 from compiler_svc.bundles.store import BundleStore, NamedBundle
 from compiler_svc.database import versions
@@ -28,15 +28,8 @@ from compiler_svc.errors import AliasInvalid, NameInvalid
 
 @dataclass(frozen=True, slots=True)
 class ImportOrder:
-    """A bundle to import and the names that it gets.
-
-    Attributes:
-        layout: Directory of the other layout.
-        source_ref: Digest or tag in the layout; empty if the layout holds one bundle.
-        name: Bundle name of the new version.
-        alias: Alias to point at the version, or None.
-        alias_etag: See `versions.set_alias`.
-        publisher: Who imports it, to whom a new name belongs.
+    """A bundle to import and the names that it gets; a new name belongs to the publisher. `source_ref` is a digest or
+    tag in the layout; empty if the layout holds one bundle.
     """
 
     layout: str
@@ -69,12 +62,7 @@ class BundleImporter:
     """Imports bundles into the service's store."""
 
     def __init__(self, store: BundleStore, *, roots: tuple[Path, ...], verifier: BlobVerifier) -> None:
-        """Takes the store to import into.
-
-        Args:
-            roots: Directories that may contain other layouts, after symbolic links are followed; empty forbids imports.
-            verifier: Remembers which blobs of the store have been verified.
-        """
+        """Imports from layouts below the roots, after symbolic links are followed; without roots, refuses imports."""
         self._store = store
         self._roots = tuple(root.resolve() for root in roots)
         self._verifier = verifier
@@ -83,13 +71,6 @@ class BundleImporter:
         """Copies a bundle, names it, and points the alias at it in the same transaction; yields the result last.
 
         Closing the generator ends the copy. The next import reuses the blobs that were copied.
-
-        Raises:
-            NameInvalid, AliasInvalid: The name or alias is malformed, or ends as the tags of versions do.
-            TagAmbiguous, AliasChanged: See `versions.check_alias`.
-            PathOutsideImportRoots: The layout leaves the roots.
-            SourceLayoutInvalid: The directory is not an OCI image layout, or its index is broken.
-            BundleNotFound, BlobMissing, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
         """
         if not is_new_name(order.name):
             raise NameInvalid(order.name)
@@ -145,12 +126,10 @@ class _Copying:
 
     @property
     def transfer(self) -> Transfer:
-        """The statistics of the copy, once it has ended."""
         assert self._task is not None
         return self._task.result()
 
     async def run(self) -> AsyncGenerator[ImportProgress, None]:
-        """Copies, and yields progress."""
         loop = asyncio.get_running_loop()
 
         def report(done_bytes: int, total_bytes: int) -> None:

@@ -15,13 +15,13 @@ import structlog
 from sqlalchemy.orm import Session
 
 from bundle.errors import BlobNotFound, BundleError, BundleNotFound, KilnError, RefInvalid
-from bundle.layout import Layout
-from bundle.oci import BlobDescriptor
-from bundle.reader import Bundle, open_bundle, read_small_blob
 from bundle.reference import is_name, is_new_alias, parse_reference
-from bundle.referrers import list_referrer_files
-from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
-from bundle.tags import write_tags
+from bundle.store.layout import Layout
+from bundle.store.oci import BlobDescriptor
+from bundle.store.reader import Bundle, open_bundle, read_small_blob
+from bundle.store.referrers import list_referrer_files
+from bundle.store.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
+from bundle.store.tags import write_tags
 from compiler_svc.bundles.errors import CacheAgeInvalid, LeaseInvalid
 from compiler_svc.database import cache, leases, names, versions
 from compiler_svc.database.engine import Database
@@ -63,11 +63,7 @@ class BundleStore:
     def __init__(
         self, database: Database, layout: Layout, *, list_kept: Callable[[], frozenset[str]] = frozenset
     ) -> None:
-        """Takes the database and the layout.
-
-        Args:
-            list_kept: Lists digests of blobs that are kept for other reasons than those that the database knows.
-        """
+        """`list_kept` lists digests of blobs that are kept for other reasons than those that the database knows."""
         self._database = database
         self._list_kept = list_kept
         self.layout = layout
@@ -75,15 +71,10 @@ class BundleStore:
         self._naming = asyncio.Lock()
 
     async def get(self, text: str) -> NamedBundle:
-        """Resolves a reference.
-
-        Raises:
-            RefInvalid: The reference is malformed.
-            BundleNotFound: No bundle has that reference.
-        """
+        """Resolves a reference."""
         reference = parse_reference(text)
         try:
-            version = await self._database.run(lambda session: versions.find_version(session, reference))
+            version = await self._database.run(versions.find_version, reference)
         except BundleNotFound:
             if reference.digest is None:
                 raise
@@ -93,7 +84,7 @@ class BundleStore:
         return NamedBundle(await self.open(digest), version)
 
     async def list_referrer_files(self, digest: str) -> Sequence[BlobDescriptor]:
-        """Lists files about a bundle that are not part of it; see `bundle.referrers.list_referrer_files`."""
+        """Lists files about a bundle that are not part of it; see `bundle.store.referrers.list_referrer_files`."""
         return await asyncio.to_thread(list_referrer_files, self.layout, digest)
 
     async def read_golden_method(self, referrers: Sequence[BlobDescriptor]) -> GoldenMethod | None:
@@ -104,7 +95,7 @@ class BundleStore:
         return await asyncio.to_thread(_read_method, self.layout, record)
 
     async def open(self, digest: str) -> Bundle:
-        """Opens a published bundle; see `bundle.reader.open_bundle`."""
+        """Opens a published bundle; see `bundle.store.reader.open_bundle`."""
         return await asyncio.to_thread(open_bundle, self.layout, digest)
 
     async def name_bundle(
@@ -116,16 +107,8 @@ class BundleStore:
         source: str | None = None,
         publisher: Publisher = UNOWNED,
     ) -> T:
-        """Gives a bundle a version.
-
-        Args:
-            publisher: Who publishes it; see `versions.add_version`.
-            source: What the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
-            record: Runs in the same transaction; its result is returned.
-
-        Raises:
-            BundleNotFound: The bundle has been removed meanwhile.
-            NameOwned: See `names.check_name`.
+        """Gives a bundle a version, and runs `record` in the same transaction, whose result is returned. `source` is
+        what the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
         """
         async with self._naming:
             bundle = await self.open(digest)
@@ -149,31 +132,20 @@ class BundleStore:
         return recorded
 
     async def give_name(self, name: str, owner: str) -> str:
-        """Makes a name belong to a principal; see `names.give_name`.
-
-        Raises:
-            NameInvalid: The name is malformed.
-            OwnerInvalid: The owner is no name of a principal.
-        """
+        """Makes a name belong to a principal; see `names.give_name`."""
         if not is_name(name):
             raise NameInvalid(name)
         if len(owner) > MAX_NAME_CHARACTERS or not owner.isprintable():
             raise OwnerInvalid(owner, MAX_NAME_CHARACTERS)
-        return await self._database.run(lambda session: names.give_name(session, name, owner))
+        return await self._database.run(names.give_name, name, owner)
 
     async def delete(self, text: str) -> FreedSpace:
-        """Removes a version, and its bundle unless another version, a lease or a running build needs the bundle.
-
-        Raises:
-            RefInvalid: The reference does not have the form NAME:vN.
-            BundleNotFound: No such version exists.
-            BundleInUse: An alias names the version.
-        """
+        """Removes a version, and its bundle unless another version, a lease or a running build needs the bundle."""
         reference = parse_reference(text)
         if reference.version is None:
             raise RefInvalid(text, "NAME:vN")
         async with self._naming:
-            version = await self._database.run(lambda session: versions.delete_version(session, reference))
+            version = await self._database.run(versions.delete_version, reference)
             try:
                 freed = await asyncio.to_thread(remove_bundle, self.layout, version.digest, self._find_needs)
             except BundleNotFound:
@@ -182,9 +154,8 @@ class BundleStore:
         return freed
 
     async def write_tags(self) -> None:
-        """Repeats all versions and aliases as tags of the layout's index, after the database, which is the truth.
-
-        Logs a failure instead of raising it, since what the tags repeat is done: the next call writes them all.
+        """Repeats all versions and aliases as tags of the layout's index, after the database, which is the truth. Logs
+        a failure instead of raising it, since what the tags repeat is done: the next call writes them all.
         """
         find_tags = partial(self._database.run_and_wait, versions.list_tags)
         try:
@@ -195,12 +166,9 @@ class BundleStore:
     async def collect_garbage(self, *, dry_run: bool = False, max_cache_age_s: float | None = None) -> Collected:
         """Removes what no version, lease, running build or cached executable needs; see `removal.collect_garbage`.
 
-        Args:
-            dry_run: Report without removing.
-            max_cache_age_s: Forget executables that no bundle uses and no build has used for so long; None keeps all.
+        Forgets executables that no bundle uses and no build has used for `max_cache_age_s`; None keeps all.
 
         Raises:
-            CacheAgeInvalid: The age is negative, or longer than any.
             LayoutInvalid: The store's index, or a manifest that it lists, cannot be read. The call has removed nothing.
         """
         if max_cache_age_s is not None and not 0 <= max_cache_age_s <= MAX_CACHE_AGE_S:
@@ -212,20 +180,11 @@ class BundleStore:
             collected = await asyncio.to_thread(collect_garbage, self.layout, find_needs, dry_run=dry_run)
             if not dry_run:
                 has_bundle = (await self._read_listed_digests()).__contains__
-                forget = partial(cache.forget_lost, has_blob=self.layout.has, has_bundle=has_bundle)
-                await self._database.run(forget)
+                await self._database.run(cache.forget_lost, has_blob=self.layout.has, has_bundle=has_bundle)
         return collected
 
     async def lease(self, text: str, *, holder: str, duration_s: float | None) -> Lease:
-        """Leases a bundle, or renews the lease that the holder has on it.
-
-        Args:
-            duration_s: 1 second to 30 days from now; None for 1 day.
-
-        Raises:
-            LeaseInvalid: The holder or duration is out of bounds.
-            RefInvalid, BundleNotFound: See `get`.
-        """
+        """Leases a bundle for 1 second to 30 days, 1 day if None, or renews the lease that the holder has on it."""
         if not 1 <= len(holder) <= MAX_HOLDER_CHARACTERS:
             raise LeaseInvalid("holder", repr(holder), f"1 to {MAX_HOLDER_CHARACTERS} characters")
         if duration_s is None:
@@ -234,16 +193,15 @@ class BundleStore:
             raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {MAX_LEASE_S:g} s")
         async with self._naming:
             digest = (await self.get(text)).bundle.digest
-            lease = partial(leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)
-            return await self._database.run(lease)
+            return await self._database.run(leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)
 
     async def release_leases(self, *, holder: str, digest: str) -> int:
         """Ends a lease, or all leases of a holder if `digest` is empty; returns how many had not expired."""
-        return await self._database.run(partial(leases.release_leases, holder=holder, digest=digest))
+        return await self._database.run(leases.release_leases, holder=holder, digest=digest)
 
     async def list_leases(self, digest: str) -> Sequence[Lease]:
         """Lists unexpired leases of one bundle, or of all bundles if `digest` is empty."""
-        return await self._database.run(partial(leases.list_leases, digest=digest))
+        return await self._database.run(leases.list_leases, digest)
 
     def _find_needs(self, used_since_ns: int = 0) -> Needs:
         def work(session: Session) -> Needs:
@@ -256,19 +214,13 @@ class BundleStore:
 
     async def list_versions(self, *, name: str, page_size: int, after: tuple[str, int] | None) -> PageOfVersions:
         """Lists versions by name, then newest first."""
-        work = partial(versions.list_versions, name=name, page_size=page_size, after=after)
-        return await self._database.run(work)
+        return await self._database.run(versions.list_versions, name=name, page_size=page_size, after=after)
 
     async def list_lost_versions(self) -> Sequence[str]:
-        """Lists references of the versions whose bundle is missing from the store's index.
-
-        Raises:
-            LayoutInvalid: The index is broken.
-        """
+        """Lists references of the versions whose bundle is missing from the store's index."""
         listed = await self._read_listed_digests()
         named = await self._database.run(versions.list_named_digests)
-        found = partial(versions.list_refs, digests=named - listed)
-        return await self._database.run(found)
+        return await self._database.run(versions.list_refs, named - listed)
 
     async def _read_listed_digests(self) -> frozenset[str]:
         """Digests of the bundles in the store's index, which may be long."""
@@ -278,47 +230,34 @@ class BundleStore:
     async def set_alias(
         self, text: str, alias: str, etag: str | None, *, require_compatible: bool = False
     ) -> versions.MovedAlias:
-        """Points an alias at a version; see `versions.set_alias`.
-
-        Raises:
-            RefInvalid: The reference is malformed, or a digest, which names no version.
-            AliasInvalid: The alias is malformed, or ends as the tags of versions do.
-        """
+        """Points an alias at a version; see `versions.set_alias`."""
         reference = parse_reference(text)
         if reference.digest is not None:
             raise RefInvalid(text, "NAME, NAME:vN or NAME@ALIAS")
         if not is_new_alias(alias):
             raise AliasInvalid(alias)
-        work = partial(
+        written = await self._database.run(
             versions.set_alias, reference=reference, alias=alias, etag=etag, require_compatible=require_compatible
         )
-        written = await self._database.run(work)
         await self.write_tags()
         return written
 
     async def check_alias(self, name: str, alias: str, etag: str | None) -> None:
         """Checks that an alias can be set with an etag; see `versions.check_alias`."""
-        await self._database.run(lambda session: versions.check_alias(session, name, alias, etag))
+        await self._database.run(versions.check_alias, name, alias, etag)
 
     async def delete_alias(self, name: str, alias: str, etag: str | None) -> None:
         """Removes an alias; see `versions.delete_alias`."""
-        await self._database.run(partial(versions.delete_alias, name=name, alias=alias, etag=etag))
+        await self._database.run(versions.delete_alias, name=name, alias=alias, etag=etag)
         await self.write_tags()
 
     async def list_aliases(self, name: str) -> Sequence[Alias]:
         """Lists aliases of one bundle name, or of all if `name` is empty, by name."""
-        return await self._database.run(partial(versions.list_aliases, name=name))
+        return await self._database.run(versions.list_aliases, name)
 
     async def read_blob(self, digest: str, offset_bytes: int, *, ref: str = "") -> AsyncGenerator[bytes, None]:
-        """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB.
-
-        Args:
-            ref: The bundle that the blob must be of, or about which it must be; empty for any blob.
-
-        Raises:
-            DigestInvalid, BlobNotFound: The digest is malformed, or no blob has it.
-            RefInvalid, BundleNotFound: See `get`.
-            OffsetInvalid: The offset lies outside the blob.
+        """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB. `ref` is the bundle that the blob
+        must be of, or about which it must be; empty for any blob.
         """
         if ref:
             bundle = (await self.get(ref)).bundle

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import socket
 import time
-from collections.abc import Awaitable, Callable, Container
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from bundle.confinement import BUILD
+# What a build raises becomes an error of its class here, if this process knows the class.
+import compiler_svc.golden.errors  # noqa: F401
+import execution.device_errors  # noqa: F401
 from bundle.errors import ResourcesShort
-from bundle.shortage import RETRY_AFTER_S, outlast_shortages
-from compiler_svc.builds.job import NO_ROOM_EXIT_CODE, BuildJob, BuildResult, JobDirectory
+from bundle.host.confinement import BUILD
+from bundle.host.shortage import outlast_shortages
+from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed, BuildStalled
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
 from compiler_svc.records import BuildNews, Progress
@@ -25,13 +26,12 @@ from edge.spans import record_span
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
+from execution.forkserver.task import Ending, decode, encode, run_task
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch
 from execution.threads import SHORT_SPIN_TURNS
 
 #: Named, not imported: the module loads torch, which this process must not.
 _BUILD_PROCESS: Final = "compiler_svc.builds.process"
-#: No news of a build is longer.
-_MAX_NEWS_SIZE_BYTES: Final = 1 << 16
 
 #: Seconds for which what a killed build had finished waits for an equal build.
 KEEP_KILLED_S: Final = 3600.0
@@ -43,38 +43,14 @@ BUILD_IDLE_TIMEOUT_S: Final = 120.0
 OnProgress = Callable[[Progress], Awaitable[None]]
 
 
-class BuildRunner(Protocol):
-    """Something that runs builds."""
-
-    async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
-        """Runs one build; cancelling the call ends it.
-
-        Raises:
-            KilnError: The build failed with this error.
-        """
-
-    def discard(self, build_id: str) -> None:
-        """Removes what attempts at a build have left. Has no effect while the build runs.
-
-        If the build was killed, what it had finished may wait for an equal build, for a bounded time.
-        """
-
-    def retain(self, build_ids: Container[str]) -> None:
-        """Removes what a former process left of all builds but these."""
-
-
-class ProcessBuildRunner:
+class BuildRunner:
     """Runs each build in a process of its own, which it forks from one that has loaded torch."""
 
     def __init__(
         self, jobs: Path, *, idle_timeout_s: float = BUILD_IDLE_TIMEOUT_S, keep_killed_s: float = KEEP_KILLED_S
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            jobs: Directory that holds the job directories.
-            idle_timeout_s: Seconds that a build, or a forkserver that owes an answer, may go without computing.
-            keep_killed_s: Seconds for which what a killed build had finished waits for an equal build.
+        """Starts nothing yet. A build, or a forkserver that owes an answer, may go `idle_timeout_s` without computing.
+        What a killed build had finished waits `keep_killed_s` for an equal build.
         """
         jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
@@ -95,44 +71,67 @@ class ProcessBuildRunner:
         self._lowerings = make_forkserver(self._builds, patience_s=idle_timeout_s)
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
-        """Runs one build; cancelling the call kills its process group.
-
-        Raises:
-            BuildFailed: The process ended without a result.
-            BuildStalled: The process stood still for too long.
-            ResourcesShort: The host has no room for the process, or the process found none for its outcome.
-            KilnError: The error that the process reported.
-        """
+        """Runs one build; cancelling the call kills its process group."""
         path = self._jobs / job.build_id
         directory = JobDirectory(path)
         self._running.add(job.build_id)
         self._forget_killed(job.build_id)
         try:
-            directory.begin(job)
-            exit_code = await self._run_process(path, on_progress)
+            directory.begin()
+            ending = await self._run_process(path, encode(job), on_progress)
+            if ending.answer is not None:
+                # Not left to the build: one whose compiler died would do it, too, and the next one goes on behind it.
+                await asyncio.to_thread(directory.free)
             # No other build has the id of one that may not use the cache, and graphs alone leave nothing to go on with.
             is_repeatable = not job.spec.skip_cache_lookup and job.graphs_of is None
-            if is_repeatable and was_killed(directory, exit_code):
+            if is_repeatable and ending.was_cut_short:
                 self._killed[job.build_id] = None
-            return read_result(directory, exit_code)
+            return read_result(ending)
         finally:
             # Blocks instead of awaiting: a second cancellation must not interrupt it.
             directory.end()
             self._running.discard(job.build_id)
 
-    async def _run_process(self, path: Path, on_progress: OnProgress) -> int | None:
-        """Runs the job of a directory; returns the exit code as `ChildProcess` does.
-
-        Raises:
-            BuildStalled: The process stood still for too long.
-            ResourcesShort: The host has no room for the process, or a process that runs has met a shortage.
-        """
+    async def _run_process(self, path: Path, order: bytes, on_progress: OnProgress) -> Ending:
         process: ChildProcess | None = None
 
-        async def attempt() -> int | None:
+        async def pass_on(packet: bytes) -> None:
+            news = msgspec.json.decode(packet, type=BuildNews)
+            if news.part is not None:
+                record_span(news.part.name, news.part.start_ns, news.part.duration_s)
+            if news.progress is not None:
+                await on_progress(news.progress)
+
+        @asynccontextmanager
+        async def watching(started: ChildProcess) -> AsyncIterator[None]:
             nonlocal process
-            progress, process = await self._start(path)
-            return await self._follow(process, progress, on_progress)
+            process = started
+            start_ns, start_s = time.time_ns(), time.perf_counter()
+            watch = BuildWatch(started, self._idle_timeout_s)
+            try:
+                yield
+                if watch.has_killed:
+                    raise BuildStalled(self._idle_timeout_s)
+            finally:
+                watch.stop()
+                if started.pid is not None:
+                    record_span("build process", start_ns, time.perf_counter() - start_s, {"process.pid": started.pid})
+
+        async def attempt() -> Ending:
+            # First, because it may start the forkserver of builds.
+            lowerings = self._lowerings.connect()
+            fds = [end.fileno() for end in (self._builds.connect(), lowerings)]
+            call = Call(f"{_BUILD_PROCESS}:run_job", (str(path),))
+            return await run_task(
+                self._builds,
+                call,
+                order,
+                fds,
+                name="kiln-build",
+                confinement=BUILD,
+                watching=watching,
+                on_news=pass_on,
+            )
 
         def check_repeatable(shortage: ResourcesShort) -> None:
             # A build that has begun may have worked for long. Its client decides whether it begins again.
@@ -141,50 +140,10 @@ class ProcessBuildRunner:
 
         return await outlast_shortages(attempt, on_shortage=check_repeatable)
 
-    async def _follow(self, process: ChildProcess, progress: socket.socket, on_progress: OnProgress) -> int | None:
-        """Passes a process's news on until it has ended; returns its exit code."""
-        start_ns, start_s = time.time_ns(), time.perf_counter()
-        with progress:
-            watch = BuildWatch(process, self._idle_timeout_s)
-            try:
-                loop = asyncio.get_running_loop()
-                while packet := await loop.sock_recv(progress, _MAX_NEWS_SIZE_BYTES):
-                    news = msgspec.json.decode(packet, type=BuildNews)
-                    if news.part is not None:
-                        record_span(news.part.name, news.part.start_ns, news.part.duration_s)
-                    if news.progress is not None:
-                        await on_progress(news.progress)
-                exit_code = await process.wait()
-                if watch.has_killed:
-                    raise BuildStalled(self._idle_timeout_s)
-                return exit_code
-            finally:
-                watch.stop()
-                await asyncio.shield(process.end())
-                if process.pid is not None:
-                    record_span("build process", start_ns, time.perf_counter() - start_s, {"process.pid": process.pid})
-
-    async def _start(self, path: Path) -> tuple[socket.socket, ChildProcess]:
-        """Requests the process of a job; returns the socket of its news, and the process.
-
-        Raises:
-            ResourcesShort, OSError: The host has no room for the process or its socket.
-        """
-        progress, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ExitStack() as unused, theirs:
-            unused.enter_context(progress)
-            progress.setblocking(False)
-            # First, because it may start the forkserver of builds.
-            lowerings = self._lowerings.connect()
-            fds = [end.fileno() for end in (theirs, self._builds.connect(), lowerings)]
-            process = self._builds.start(
-                Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build", confinement=BUILD
-            )
-            unused.pop_all()
-        return progress, process
-
     def discard(self, build_id: str) -> None:
-        """Removes what attempts at a build have left; see `BuildRunner.discard`."""
+        """Removes what attempts at a build have left. Has no effect while the build runs. If the build was killed, what
+        it had finished may wait for an equal build, for `keep_killed_s`.
+        """
         if build_id in self._running:
             return
         if build_id not in self._killed:
@@ -209,12 +168,8 @@ class ProcessBuildRunner:
 
 
 class BuildWatch:
-    """Kills a build process that computes nothing, because it is stopped or waits for what never comes.
-
-    The process of a build that waits for lowerings or ranks computes: it watches them.
-
-    Attributes:
-        has_killed: Whether it has killed the process.
+    """Kills a build process that computes nothing, because it is stopped or waits for what never comes. The process of
+    a build that waits for lowerings or ranks computes: it watches them.
     """
 
     def __init__(self, process: ChildProcess, idle_timeout_s: float) -> None:
@@ -240,34 +195,8 @@ class BuildWatch:
             self._process.kill()
 
 
-def was_killed(directory: JobDirectory, exit_code: int | None) -> bool:
-    """Whether a build process ended by a signal, or with its forkserver, before it had an outcome."""
-    return (exit_code is None or exit_code < 0) and directory.read_outcome() is None
-
-
-def read_result(directory: JobDirectory, exit_code: int | None) -> BuildResult:
-    """Reads the outcome that an ended build process left in its job directory.
-
-    Args:
-        exit_code: Exit code of the process; None if it ended together with its forkserver.
-
-    Raises:
-        BuildFailed: The process left no outcome.
-        ResourcesShort: The process found no room for one.
-        KilnError: The error that the process reported.
-    """
-    outcome = directory.read_outcome()
-    if outcome is None:
-        if exit_code == NO_ROOM_EXIT_CODE:
-            raise ResourcesShort("disk space", "the build found no room for its outcome", RETRY_AFTER_S)
-        if exit_code is None:
-            how = "with the process that it was forked from"
-        elif exit_code < 0:
-            how = f"killed by {signal.Signals(-exit_code).name}"
-        else:
-            how = f"exit code {exit_code}"
-        raise BuildFailed(f"its process ended without a result ({how})")
-    if outcome.error is not None:
-        raise outcome.error.to_error()
-    assert outcome.result is not None, "an outcome is a result or an error"
-    return outcome.result
+def read_result(ending: Ending) -> BuildResult:
+    """Reads the result that a build process has left."""
+    if (answer := ending.result()) is None:
+        raise BuildFailed(f"its process ended without a result ({ending})")
+    return decode(answer, BuildResult)

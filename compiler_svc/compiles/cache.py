@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import BundleError
-from bundle.reader import Bundle
+from bundle.store.reader import Bundle
 from compiler_svc.builds.job import BuildResult
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.database import actuals, cache
@@ -29,11 +29,8 @@ _MAX_HASHING: Final = 2
 
 @dataclass(frozen=True)
 class Identity:
-    """The digests that identify a compile.
-
-    Attributes:
-        checkpoint_digest: Digest of the checkpoint's weights and configuration.
-        action_digest: Digest of everything that the bundle depends on; equal digests mean equal bundles.
+    """The digests that identify a compile. The action digest is of everything that the bundle depends on; equal ones
+    mean equal bundles.
     """
 
     checkpoint_digest: str
@@ -44,7 +41,6 @@ class BundleCache:
     """Finds bundles by action digest."""
 
     def __init__(self, database: Database, store: BundleStore) -> None:
-        """Takes the index of bundles, and the store that holds them."""
         self._database = database
         self._store = store
         self._digests = FileDigests(database)
@@ -52,11 +48,7 @@ class BundleCache:
         self._hashing = asyncio.Semaphore(_MAX_HASHING)
 
     async def identify(self, spec: JobSpec) -> Identity:
-        """Hashes everything that a compile depends on. Reuses the digests of unchanged files.
-
-        Raises:
-            CheckpointNotFound, CheckpointInvalid: The checkpoint has changed since admission.
-        """
+        """Hashes everything that a compile depends on. Reuses the digests of unchanged files."""
         cancelled = threading.Event()
         async with self._hashing:
             try:
@@ -66,7 +58,7 @@ class BundleCache:
 
     async def find(self, action_digest: str) -> BuildResult | None:
         """Finds the bundle of an action; None if no build made one, or if the store has lost it."""
-        digest = await self._database.run(partial(cache.find_bundle, action_digest=action_digest))
+        digest = await self._database.run(cache.find_bundle, action_digest)
         if digest is None:
             return None
         try:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -29,11 +29,7 @@ _REPORT_INTERVAL_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a fetch is.
-
-    Attributes:
-        total_bytes: 0 if unknown.
-    """
+    """How far a fetch is; `total_bytes` is 0 if unknown."""
 
     url: str
     fetched_bytes: int
@@ -44,26 +40,15 @@ class FetchProgress:
         return f"fetching {self.url}: {self.fetched_bytes} of {self.total_bytes} bytes{share}"
 
 
-T_co = TypeVar("T_co", covariant=True)
-
-
-class PlanningWork(Protocol[T_co]):
-    """Work of a plan that opens checkpoints."""
-
-    def __call__(self, *, urls: UrlSettings) -> T_co:
-        """Does the work, or raises OutlineMissing."""
+T = TypeVar("T")
 
 
 class CheckpointFetcher:
     """Fetches checkpoints in processes that can be killed, a few at once."""
 
     def __init__(self, fetches: PlanningPool, urls: UrlSettings, timeout_s: float) -> None:
-        """Removes what fetches of a killed process have left.
-
-        Args:
-            fetches: Runs fetches of outlines, and has the forkserver of all.
-            urls: Which URLs may be fetched, and where checkpoints are kept.
-            timeout_s: Time of one fetch.
+        """Removes what fetches of a killed process have left. `fetches` runs fetches of outlines, and has the
+        forkserver of all; `timeout_s` is the time of one fetch.
         """
         limits = PlanningLimits(
             max_running=_MAX_FETCHES,
@@ -77,14 +62,8 @@ class CheckpointFetcher:
         if urls.directory is not None:
             remove_unfinished(urls.directory)
 
-    async def plan(self, planning: PlanningPool, work: PlanningWork[T_co]) -> T_co:
-        """Does planning work, and fetches the outlines of the URLs that it comes upon.
-
-        Raises:
-            ModelUrlRefused, ModelUrlUnsupported: The compiler does not take a URL.
-            CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `fetch_outline`.
-            KilnError: See `PlanningPool.run`.
-        """
+    async def plan(self, planning: PlanningPool, work: Callable[..., T]) -> T:
+        """Does planning work with `urls`, and fetches the outline of each URL for which it raises OutlineMissing."""
         urls = self._urls
         while True:
             try:
@@ -110,17 +89,7 @@ class CheckpointFetcher:
     async def fetch(self, spec: JobSpec, report: Callable[[FetchProgress], Awaitable[None]]) -> JobSpec:
         """Fetches the checkpoint of a job, unless it is there already; cancelling the call ends the fetch.
 
-        Args:
-            spec: A job whose `model` is the outline, and which the caller is `keeping`.
-            report: Called about once a second.
-
-        Returns:
-            The job with the fetched checkpoint.
-
-        Raises:
-            ModelUrlRefused, ModelUrlUnsupported: The operator no longer accepts the URL.
-            CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `fetch_whole`; or a limit was reached.
-            ResourcesShort: This host has no room.
+        The job's `model` is the outline, and the caller is `keeping` it. Calls `report` about once a second.
         """
         url, directory = check_url(spec.url, self._urls.prefixes), self._urls.directory
         assert directory is not None, "prefixes come with a directory"

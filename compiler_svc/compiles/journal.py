@@ -33,7 +33,6 @@ class OperationFeed:
     """Passes changes of operations on to their watchers."""
 
     def __init__(self) -> None:
-        """Starts without watchers."""
         self._watchers: defaultdict[str, set[asyncio.Queue[Operation]]] = defaultdict(set)
 
     def publish(self, operation: Operation) -> None:
@@ -45,11 +44,7 @@ class OperationFeed:
 
     @contextmanager
     def watch(self, operation_id: str) -> Iterator[asyncio.Queue[Operation]]:
-        """Collects every later change of an operation.
-
-        Raises:
-            TooManyWatchers: The operation has `MAX_WATCHERS` watchers already.
-        """
+        """Collects every later change of an operation."""
         if len(self._watchers.get(operation_id, ())) >= MAX_WATCHERS:
             raise TooManyWatchers(f"operations/{operation_id}", MAX_WATCHERS, _RETRY_AFTER_S)
         queue: asyncio.Queue[Operation] = asyncio.Queue(_MAX_KEPT)
@@ -67,12 +62,7 @@ _DAY_NS: Final = 86_400 * 10**9
 
 @dataclass(frozen=True)
 class Retention:
-    """How long the journal keeps finished operations.
-
-    Attributes:
-        keep: Number of the newest finished operations to keep.
-        days: Operations that ended earlier than this many days ago are removed even if they are among the newest.
-    """
+    """How long the journal keeps finished operations: the newest `keep`, unless they ended more than `days` ago."""
 
     keep: int
     days: float
@@ -82,7 +72,6 @@ class OperationJournal:
     """Records operations and lets callers watch them."""
 
     def __init__(self, database: Database, retention: Retention) -> None:
-        """Takes the database to record operations in, and how long to keep them."""
         self._database = database
         self._retention = retention
         self._feed = OperationFeed()
@@ -90,12 +79,7 @@ class OperationJournal:
     async def find_or_create(
         self, *, name: str, request_id: str | None, request_digest: str, spec: bytes, publisher: Publisher
     ) -> tuple[Operation, bool]:
-        """Finds the operation of a publisher's request id, or creates one; also returns whether it is new.
-
-        Raises:
-            RequestIdReused: The request id has the operation of another request.
-            NameOwned: See `check_name`.
-        """
+        """Finds the operation of a publisher's request id, or creates one; also returns whether it is new."""
 
         def work(session: Session) -> tuple[Operation, bool]:
             if request_id is not None:
@@ -120,38 +104,27 @@ class OperationJournal:
 
     async def resume(self, operation: Operation) -> None:
         """Records that an operation is queued again."""
-        resume = partial(resumption.resume_operation, operation_id=operation.operation_id)
-        self._feed.publish(await self._database.run(resume))
+        self.publish(await self._database.run(resumption.resume_operation, operation.operation_id))
 
     async def begin_build(self, operation: Operation, build_id: str) -> str | None:
         """Records that a build begins for the operation; returns the build id of the former attempt, if any."""
-        begin = partial(resumption.begin_build, operation_id=operation.operation_id, build_id=build_id)
-        return await self._database.run(begin)
+        return await self._database.run(resumption.begin_build, operation.operation_id, build_id)
 
     async def stop_build(self, operation: Operation) -> None:
         """Records that this process stops the build and a later process will resume it."""
-        await self._database.run(partial(resumption.stop_build, operation_id=operation.operation_id))
+        await self._database.run(resumption.stop_build, operation.operation_id)
 
     async def report(self, operation: Operation, progress: Progress) -> None:
         """Records the operation's progress."""
-        update = partial(operations.update_progress, operation_id=operation.operation_id, progress=progress)
-        self._feed.publish(await self._database.run(update))
+        self.publish(await self._database.run(operations.update_progress, operation.operation_id, progress))
 
     async def request_cancel(self, operation_id: str, reach: str | None) -> None:
-        """Records that a client cancelled an operation.
-
-        Raises:
-            OperationNotFound: See `get_operation`.
-        """
-        await self._database.run(partial(operations.request_cancel, operation_id=operation_id, reach=reach))
+        """Records that a client cancelled an operation."""
+        await self._database.run(operations.request_cancel, operation_id, reach)
 
     async def finish(self, operation: Operation, outcome: CompileResult | Failure) -> None:
         """Ends an operation with its result or error."""
-
-        def work(session: Session) -> Operation:
-            return self.finish_in(session, operation, outcome)
-
-        self.publish(await self._database.run(work))
+        self.publish(await self._database.run(self.finish_in, operation, outcome))
 
     def finish_in(self, session: Session, operation: Operation, outcome: CompileResult | Failure) -> Operation:
         """Ends an operation in the caller's transaction. The caller publishes the result after the commit."""
@@ -169,17 +142,12 @@ class OperationJournal:
         self._feed.publish(operation)
 
     async def watch(self, operation_id: str, reach: str | None) -> AsyncGenerator[Operation, None]:
-        """Yields an operation at once, then after every change until it is done.
-
-        Raises:
-            OperationNotFound: See `get_operation`.
-            TooManyWatchers: The operation has `MAX_WATCHERS` watchers already.
-        """
-        read = partial(operations.get_operation, operation_id=operation_id, reach=reach)
+        """Yields an operation at once, then after every change until it is done."""
+        read = partial(self._database.run, operations.get_operation, operation_id, reach)
         # Before it is watched, too: whom it does not belong to must not learn that others watch it.
-        await self._database.run(read)
+        await read()
         with self._feed.watch(operation_id) as changes:
-            operation = await self._database.run(read)
+            operation = await read()
             yield operation
             while not operation.is_done:
                 change = await changes.get()

@@ -33,14 +33,8 @@ class CompileQueue:
     """
 
     def __init__(self, services: CompileServices, *, max_builds: int, max_waiting: int, max_per_principal: int) -> None:
-        """Starts with an empty queue.
-
-        Args:
-            services: Everything that a compile uses.
-            max_builds: Number of builds that may run at once.
-            max_waiting: Number of compiles that may wait while those builds run.
-            max_per_principal: Number of compiles, running or waiting, that one principal may have. Those that a former
-                process accepted count for none.
+        """`max_per_principal` counts one principal's compiles, running or waiting, but none that a former process
+        accepted.
         """
         self._services = services
         self._quota = PrincipalQuota("builds", max_per_principal, retry_after_s=RETRY_AFTER_S)
@@ -56,27 +50,13 @@ class CompileQueue:
         return self._num_accepted
 
     def check_room(self) -> None:
-        """Checks that the queue would accept another compile, before the caller spends time on validating it.
-
-        Raises:
-            CompileQueueFull: Too many compiles wait.
-            PrincipalBusy: The call's principal has as many compiles as it may.
-        """
+        """Checks that the queue would accept another compile, before the caller spends time on validating it."""
         self._quota.check(PRINCIPAL.get())
         if self._num_accepted >= self._max_accepted:
             raise CompileQueueFull(self._max_waiting, RETRY_AFTER_S)
 
     async def submit(self, spec: JobSpec, *, request_id: str | None, request_digest: str) -> Operation:
-        """Accepts a compile and starts it.
-
-        Returns:
-            Its operation, or the operation that the request id already has.
-
-        Raises:
-            RequestIdReused: The request id has the operation of another request.
-            NameOwned: See `check_name`.
-            CompileQueueFull, PrincipalBusy: See `check_room`.
-        """
+        """Accepts a compile and starts it; returns its operation, or the one that the request id already has."""
         self.check_room()
         principal = PRINCIPAL.get()
         self._quota.take(principal)
@@ -120,11 +100,7 @@ class CompileQueue:
             last = self._start(one.operation, spec, after=last)
 
     async def cancel(self, operation_id: str) -> None:
-        """Starts cancelling an operation of the call's principal. Has no effect on a finished operation.
-
-        Raises:
-            OperationNotFound: See `get_operation`.
-        """
+        """Starts cancelling an operation of the call's principal. Has no effect on a finished operation."""
         await self._services.journal.request_cancel(operation_id, PRINCIPAL.get().reach)
         run = self._runs.get(operation_id)
         if run is not None:
@@ -164,11 +140,6 @@ class CompileQueue:
 
 
 def _restore_spec(unfinished: Unfinished) -> JobSpec:
-    """Reads the job spec with which an operation resumes.
-
-    Raises:
-        CompileCancelled, CompilerRestarted: The operation has to end.
-    """
     name = unfinished.operation.resource_name
     if unfinished.is_cancelled:
         raise CompileCancelled(name)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from bundle.digest import PREFIX
 from bundle.errors import KilnError, ResourcesShort
-from bundle.shortage import lasting_delays, name_shortage, outlast_shortages
+from bundle.host.shortage import lasting_delays, name_shortage, outlast_shortages
 from compiler_svc.builds.debug_file import has_graphs
 from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.bundles.store import BundleStore
@@ -55,14 +55,11 @@ class CompileServices:
 
 
 class CompileRun:
-    """One compile. It ends its operation, unless the process stops: then the next process resumes the operation.
-
-    Attributes:
-        queued: Set when the compile waits for a build slot or needs none.
+    """One compile. It ends its operation, unless the process stops: then the next process resumes the operation. The
+    event `queued` is set when the compile waits for a build slot or needs none.
     """
 
     def __init__(self, services: CompileServices, operation: Operation, spec: JobSpec) -> None:
-        """Takes an unfinished operation and its job."""
         self.queued = asyncio.Event()
         self._services = services
         self._operation = operation
@@ -191,9 +188,8 @@ class CompileRun:
                 await asyncio.shield(asyncio.to_thread(self._services.store.layout.sweep_unfinished))
 
     async def _keep_graphs(self, identity: Identity, digest: str) -> None:
-        """Attaches the bundle's graphs to it unless it has them.
-
-        Runs as a job of its own after the build or cache hit, so that requests with and without graphs share builds.
+        """Attaches the bundle's graphs to it unless it has them. Runs as a job of its own after the build or cache hit,
+        so that requests with and without graphs share builds.
         """
         slots, layout = self._services.build_slots, self._services.store.layout
         self._graphs_id = f"graphs-{digest.removeprefix(PREFIX)}"

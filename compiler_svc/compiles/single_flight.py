@@ -17,7 +17,6 @@ class SharedBuilds:
     """The builds in flight, by action digest."""
 
     def __init__(self) -> None:
-        """Starts without builds."""
         self._in_flight: dict[str, _SharedBuild] = {}
 
     async def run(self, action_digest: str, build: Build, on_progress: OnProgress) -> BuildResult:

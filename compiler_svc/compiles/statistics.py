@@ -18,7 +18,6 @@ class CompileStatistics:
     """Counts of all compiles since the process started."""
 
     def __init__(self) -> None:
-        """Starts at zero."""
         #: Time that compiles spent in each stage.
         self.stages_s: dict[Stage, Histogram] = {
             stage: Histogram(STAGE_BOUNDS_S) for stage in Stage if stage is not Stage.DONE
@@ -36,7 +35,6 @@ class StageClock:
     """Measures the stages of one compile, which begins in QUEUED, and adds them to its caller's trace."""
 
     def __init__(self, statistics: CompileStatistics) -> None:
-        """Starts now."""
         self._statistics = statistics
         self._stage = Stage.QUEUED
         self._entered_s, self._entered_ns = time.monotonic(), time.time_ns()

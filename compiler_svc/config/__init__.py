@@ -7,7 +7,7 @@ from bundle.manifest import TargetKind
 from compiler_svc.config.attribute import TARGET_KINDS
 from compiler_svc.config.document import parse_document
 from compiler_svc.config.findings import Hint
-from compiler_svc.config.resolve import Resolution, resolve_config
+from compiler_svc.config.resolve import Resolution, read_config, resolve_config
 from compiler_svc.config.tables.experts import (
     BlockwiseMatmulConfig,
     HybridShardingConfig,
@@ -40,5 +40,6 @@ __all__ = [
     "RouterConfig",
     "TargetKind",
     "parse_document",
+    "read_config",
     "resolve_config",
 ]

@@ -1,10 +1,9 @@
 """What an attribute is: name, domain, default, the document that describes it, and what each target makes of it.
 
-A class states each attribute once, as a field: `batch_size: int = attribute(GENERAL, Integer(1), default=1)`.
-`read_attributes` reads the rows of a table off the fields; validation, assembly and docs/config.md loop over the rows.
+A class states each attribute once, as a field: `batch_size: int = attribute(GENERAL, integer(1), default=1)`.
+`read_attributes` reads the rows of a table off the fields; validation, assembly and the reference loop over the rows.
 
-Each target honours an attribute; or ignores it and says so; or accepts it at its default only until later work; or
-uses it in plans only; or refuses it. Nothing is ignored in silence.
+Targets differ in what they make of an attribute; see `Support`. None ignores anything in silence.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal, ParamSpec, TypeVar, get_type_hints
 
 from bundle.manifest import TargetKind
-from compiler_svc.config.domains import Anything, Domain, Table, find_domain
+from compiler_svc.config.domains import Domain, find_domain
 from targets.cpu import CPU
 from targets.registry import TARGETS
 
@@ -28,7 +27,7 @@ TARGET_KINDS: Final[tuple[TargetKind, ...]] = tuple(TARGETS)
 Values = Mapping[str, Any]
 
 #: Stands for the domain that the type of the field says.
-OF_ITS_TYPE: Final[Domain] = Anything()
+OF_ITS_TYPE: Final = Domain("what the type says", lambda _: False)
 
 #: Key of an attribute in the metadata of a field, and its name on a property's function.
 _ROW: Final = "_config_attribute"
@@ -45,7 +44,6 @@ class Support:
         level: `honoured`: the value counts. `hint`: it is ignored, and the compile says so. `later`: accepted at its
             default only, until later work serves it. `planned`: plans reckon with it; for compiles see
             `Attribute.compiled`. `refused`: never valid at other than the default.
-        reason: Why a value is ignored or refused.
         values: The values that are served, if `honoured` is for a part of the domain only; others are for later.
         acts_as: The value that the target acts on whatever the document says, if that is not the default.
     """
@@ -68,32 +66,18 @@ PLANNED: Final = Support("planned")
 
 
 def hint(reason: str, *, acts_as: object = None) -> Support:
-    """Support of a target that ignores the attribute.
-
-    Args:
-        reason: Why it does, for the caller.
-        acts_as: The value that the target acts on, if that is not the default.
-    """
+    """Support of a target that ignores the attribute, for a reason that callers are told."""
     return Support("hint", reason, acts_as=acts_as)
 
 
 def refused(reason: str) -> Support:
-    """Support of a target on which other values than the default are mistakes.
-
-    Args:
-        reason: Why they are, for the caller.
-    """
+    """Support of a target on which other values than the default are mistakes, for a reason that callers are told."""
     return Support("refused", reason)
 
 
 @dataclass(frozen=True)
 class Alias:
-    """Another name of an attribute.
-
-    Attributes:
-        note: A warning for callers who use it; empty if the name is another spelling only.
-        negated: Whether the other name says the opposite.
-    """
+    """Another name of an attribute. `note` warns callers who use it; a negated one says the opposite."""
 
     name: str
     note: str = ""
@@ -102,12 +86,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Derivation:
-    """A default that follows from other attributes.
-
-    Attributes:
-        derive: Computes the default from the attributes that stand before this one in the table.
-        words: The same for docs/config.md.
-    """
+    """A default that follows from attributes before this one in the table; `words` say how, for the reference."""
 
     derive: Callable[[Values], Any]
     words: str
@@ -120,14 +99,14 @@ class Attribute:
     Attributes:
         section: The section of the documents that describes the attribute, empty if none does.
         domain: The values that it takes; the field's type says which unless they are stated.
-        name: Name of the field.
         default: A value or a `Derivation`. An attribute with default None stays unset.
         cpu: What the cpu target makes of it.
         neuron: What plans for Neuron targets make of it, unless `exceptions` has the target.
         compiled: What compiles for Neuron targets make of it; None: what cpu makes of it, because they have its graphs,
             and the default only if cpu ignores it.
-        aliases: Its other names.
         deprecated: Why callers should not set it any more; its value is then validated and dropped.
+        note: For the reference: where the documents or NxD Inference's code say otherwise, and why. The newest
+            document wins, first the API guide, then the feature guide; mistakes of the code are not copied.
     """
 
     section: str
@@ -141,6 +120,7 @@ class Attribute:
     exceptions: Mapping[TargetKind, Support] = field(default_factory=dict)
     aliases: tuple[Alias, ...] = ()
     deprecated: str = ""
+    note: str = ""
 
     def default_from(self, values: Values) -> Any:
         """The default, given the values of the rows before."""
@@ -156,11 +136,7 @@ class Attribute:
         return f"{accepted} ({self.section})" if self.section else accepted
 
     def support_on(self, target: TargetKind, *, compiles: bool = False) -> Support:
-        """What a target makes of the attribute.
-
-        Args:
-            compiles: Whether executables are made; otherwise what plans make of it.
-        """
+        """What compiles, or otherwise plans, for a target make of the attribute."""
         support = self.exceptions.get(target, self.cpu if target == CPU.kind else self.neuron)
         if not compiles or target == CPU.kind or support.level == "refused":
             return support
@@ -188,9 +164,7 @@ def deprecated_attribute(
 ) -> Callable[[_Method], _Method]:
     """Declares a property of a configuration class as an attribute that callers should not set any more.
 
-    Args:
-        because: Continues "deprecated, because" in the warning that callers get.
-        derivation: How the property follows from other attributes, in words.
+    `because` continues "deprecated, because" in the warning that callers get; `derivation` says how the value follows.
     """
 
     def mark(method: _Method) -> _Method:
@@ -220,13 +194,9 @@ def _complete(row: Attribute, name: str, hint: Any) -> Attribute:
 
 @dataclass(frozen=True)
 class ConfigTable:
-    """One configuration class of the documents.
+    """One configuration class of the documents. Its attributes have an order that lets defaults be derived.
 
-    Attributes:
-        cls: The class; its name is the documents'.
-        attributes: In an order that lets defaults be derived.
-        unrecorded: Attributes whose values are validated and dropped: those that only NxD Inference's code has, and
-            Python hooks.
+    Values of unrecorded attributes, Python hooks and what only NxD Inference's code has, are validated and dropped.
     """
 
     cls: type[Any]
@@ -261,8 +231,3 @@ def is_same(value: object, other: object) -> bool:
 def same_as(name: str) -> Derivation:
     """Derives a default that is another attribute's value."""
     return Derivation(lambda values: values[name], name)
-
-
-def is_table(attribute: Attribute) -> bool:
-    """Whether the attribute's value is a configuration of its own."""
-    return isinstance(attribute.domain, Table)

@@ -46,14 +46,7 @@ def generate_buckets(shortest: int, longest: int) -> tuple[int, ...]:
 def choose_buckets(
     *, enabled: bool, listed: tuple[int, ...], longest: int, shortest: int = SHORTEST_BUCKET
 ) -> tuple[int, ...]:
-    """Buckets of a submodel, in tokens.
-
-    Args:
-        enabled: Whether bucketing is on; otherwise there is one bucket, the longest.
-        listed: The user's list; if it is empty, buckets are generated.
-        longest: Longest length that the submodel has to take.
-        shortest: Shortest bucket to generate.
-    """
+    """Buckets of a submodel, in tokens: listed by the user, or else generated; the longest alone without bucketing."""
     if not enabled:
         return (longest,)
     return listed or generate_buckets(shortest, longest)
@@ -62,8 +55,7 @@ def choose_buckets(
 def resolve_buckets(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The bucket lists of a NeuronConfig, chosen or generated, by attribute; `prefix_buckets` only with prefix caching.
 
-    Args:
-        values: `BUCKET_ATTRIBUTES`, resolved but for the lists, which are as the user gave them; an empty one is none.
+    Takes `BUCKET_ATTRIBUTES`, resolved but for the lists, which are as the user gave them; an empty one is none.
     """
     enabled, caches_prefixes = values["enable_bucketing"], values["is_prefix_caching"]
 
@@ -90,9 +82,7 @@ def resolve_buckets(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def pair_with_prefixes(prefills: tuple[int, ...], prefixes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Buckets (prefill, prefix) of context encoding with prefix caching, in tokens, shortest prefill first.
 
-    Args:
-        prefills: Lengths that are computed.
-        prefixes: Lengths that are read from the cache; 0, no prefix, comes on top.
+    Prefills are computed; prefixes are read from the cache, and 0, no prefix, comes on top of those given.
     """
     return tuple(itertools.product(prefills, (0, *prefixes)))
 
@@ -102,9 +92,7 @@ def pair_with_batches(
 ) -> tuple[tuple[int, int], ...]:
     """Buckets (batch size, length) of token generation, largest batch first, shortest length first within a batch.
 
-    Args:
-        batches: Batch sizes that the user lists; `largest_batch` is added if it is not among them.
-        lengths: Lengths of sequences, in tokens.
+    `largest_batch` is added to the batch sizes that the user lists, if it is not among them. Lengths are in tokens.
     """
     return tuple(itertools.product(sorted({*batches, largest_batch}, reverse=True), lengths))
 

@@ -25,11 +25,7 @@ _INFINITIES: Final = {"Infinity": math.inf, "-Infinity": -math.inf}
 def parse_document(text: str, *, field: str = "config_json") -> Document:
     """Reads JSON text; `Infinity` and `-Infinity` are numbers, as in the files that NxD Inference writes.
 
-    Args:
-        field: Name of the field that holds the text, for the error.
-
-    Raises:
-        ConfigInvalid: The text is no JSON object, gives a name twice, has a NaN, or is nested too deeply.
+    Raises ConfigInvalid for `field` if it is no JSON object, gives a name twice, has a NaN, or is nested too deeply.
     """
     try:
         document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_parse_constant)

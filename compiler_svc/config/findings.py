@@ -13,13 +13,7 @@ from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 
 @dataclass(frozen=True)
 class Hint:
-    """A value that the target ignores.
-
-    Attributes:
-        field: Path of the attribute.
-        value: What was asked for.
-        reason: Why the target ignores it.
-    """
+    """A value that the target ignores, at the path of its attribute, and why."""
 
     field: str
     value: Any
@@ -31,13 +25,9 @@ class Hint:
 
 @dataclass
 class Findings:
-    """Collects findings, so that one error lists all of them.
+    """Collects findings, so that one error lists all of them. Hints are among the warnings, too.
 
-    Attributes:
-        mistakes: Values that no version accepts.
-        unserved: Values that this version does not serve.
-        warnings: What the author of the document should know.
-        hints: Values that the target ignores; they are among the warnings, too.
+    No version accepts a value that is a mistake; this version does not serve one that is unserved.
     """
 
     mistakes: list[FieldViolation] = field(default_factory=list)
@@ -60,21 +50,12 @@ class Findings:
         self.warnings.append(str(hint))
 
     def relocate(self, locate: Callable[[str], str]) -> None:
-        """Renames fields to what the author wrote.
-
-        Args:
-            locate: The path in the given document, by the path in the expanded one.
-        """
+        """Renames fields to the paths in the given document, which `locate` finds by those in the expanded one."""
         self.mistakes = [replace(one, field=locate(one.field)) for one in self.mistakes]
         self.unserved = [replace(one, field=locate(one.field)) for one in self.unserved]
 
     def raise_if_any(self) -> None:
-        """Raises an error if there are mistakes, or values that are not served.
-
-        Raises:
-            ConfigInvalid: There are mistakes; the error lists what is not served, too.
-            FeatureNotServed: There are only values that are not served.
-        """
+        """Raises an error if there are mistakes, or values that are not served."""
         if self.mistakes:
             raise ConfigInvalid([*self.mistakes, *self.unserved])
         if self.unserved:

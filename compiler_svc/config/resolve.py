@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, Final
 
 from bundle.manifest import TargetKind
 from compiler_svc.config.attribute import Values
 from compiler_svc.config.buckets import resolve_buckets
-from compiler_svc.config.domains import Table, show
+from compiler_svc.config.domains import show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.interchange import adapt_document
-from compiler_svc.config.options import expand_options, locate
+from compiler_svc.config.rule import find_value
 from compiler_svc.config.tables import INFERENCE_CONFIG, MOE_NAMES, NEURON_CONFIG, TABLES
 from compiler_svc.config.tables.experts import MoENeuronConfig
-from compiler_svc.config.tables.general import DTYPES
-from compiler_svc.config.tables.inference_config import InferenceConfig
+from compiler_svc.config.tables.general import DEFAULT_DTYPE, DTYPES
+from compiler_svc.config.tables.inference_config import DRAFT_CONFIG, InferenceConfig
+from compiler_svc.config.transformers_neuronx import Places, expand_options, locate
 from compiler_svc.config.validator import Validator
 
 #: What is resolved only when all values of a table are known, by class name.
@@ -27,21 +29,75 @@ _RESOLVE_LAST: Final[Mapping[str, Callable[[Values], Mapping[str, Any]]]] = {
 }
 
 
+#: The dtype of computation, as rules on a NeuronConfig and rules on an InferenceConfig name it.
+_DTYPES: Final = frozenset({"torch_dtype", "neuron_config.torch_dtype"})
+
+
 @dataclass(frozen=True)
 class Resolution:
-    """A valid configuration, and what its author should know.
-
-    Attributes:
-        hints: Values that the target ignores; `warnings` says so, too.
-    """
+    """A valid configuration, and remarks for its author. Hints, values that the target ignores, are warnings, too."""
 
     config: InferenceConfig
     warnings: tuple[str, ...]
     hints: tuple[Hint, ...]
 
 
+@dataclass(frozen=True)
+class ReadConfig:
+    """A document that is validated but for what follows from its checkpoint's dtype. It is resolved once."""
+
+    values: dict[str, Any]
+    validator: Validator
+    places: Places
+
+    @property
+    def model_attributes(self) -> Mapping[str, Any]:
+        """Attributes of the model that the document gives, by name."""
+        attributes: Mapping[str, Any] = self.values["model_attributes"]
+        return attributes
+
+    @property
+    def attribute_map(self) -> Mapping[str, str]:
+        """Other names of the model's attributes, alias to name."""
+        names: Mapping[str, str] = self.values["attribute_map"]
+        return names
+
+    def resolve(
+        self, checkpoint_dtype: str | None, quantization: Mapping[str, Any] = MappingProxyType({})
+    ) -> Resolution:
+        """Fills in what follows from the checkpoint; see `resolve_config`."""
+        if "quantized" not in self.values["neuron_config"]["given"]:
+            self.values["neuron_config"].update(quantization)
+        if "torch_dtype" not in self.values["neuron_config"]["given"]:
+            if self.validator.waits_for:
+                self._take_dtype(checkpoint_dtype or DEFAULT_DTYPE)
+            _validate_checkpoint_dtype(checkpoint_dtype, self.validator.target, self.validator.findings)
+        self.raise_if_mistaken()
+        findings = self.validator.findings
+        return Resolution(assemble_inference_config(self.values), tuple(findings.warnings), tuple(findings.hints))
+
+    def raise_if_mistaken(self) -> None:
+        """Raises what has been found until now."""
+        self.validator.findings.relocate(lambda path: locate(path, self.places))
+        self.validator.findings.raise_if_any()
+
+    def _take_dtype(self, dtype: str) -> None:
+        """Fills in the dtype, also of a draft model, which computes as its target does; checks what waited for it."""
+        for path in ("neuron_config", f"{DRAFT_CONFIG}.neuron_config"):
+            if (neuron_config := find_value(self.values, path)) is not None:
+                if "torch_dtype" not in neuron_config["given"]:
+                    neuron_config["torch_dtype"] = dtype
+                self.validator.validate_rules(path, NEURON_CONFIG, neuron_config)
+        self.validator.validate_rules("", INFERENCE_CONFIG, self.values)
+
+
 def resolve_config(
-    document: Mapping[str, Any], *, checkpoint_dtype: str | None, target: TargetKind = "cpu", compiles: bool = False
+    document: Mapping[str, Any],
+    *,
+    checkpoint_dtype: str | None,
+    quantization: Mapping[str, Any] = MappingProxyType({}),
+    target: TargetKind = "cpu",
+    compiles: bool = False,
 ) -> Resolution:
     """Validates a document and fills in every default.
 
@@ -52,37 +108,44 @@ def resolve_config(
         document: The configuration as JSON's types: `neuron_config`, `fused_spec_config`, `transformers_neuronx`,
             `attribute_map`, and model attributes by name; what NxD Inference saves is such a document.
         checkpoint_dtype: Dtype that the checkpoint's `config.json` names, without `torch.`; None if it names none.
-        target: Kind of the target.
+        quantization: What a quantized checkpoint makes of attributes of `neuron_config` unless it says `quantized`.
         compiles: Whether the configuration is for executables; plans for Neuron targets take more than compiles do.
 
     Raises:
         ConfigInvalid: There are mistakes; all are listed, together with what is not served.
         FeatureNotServed: There are none, but attributes ask for what this version does not serve.
     """
+    context = {"target": target, "checkpoint_dtype": checkpoint_dtype}
+    return _read(document, context, compiles=compiles).resolve(checkpoint_dtype, quantization)
+
+
+def read_config(document: Mapping[str, Any], *, target: TargetKind, compiles: bool) -> ReadConfig:
+    """Does what `resolve_config` does before the checkpoint is known, and raises as it does.
+
+    Rules on the dtype wait for it, unless the document states one.
+    """
+    read = _read(document, {"target": target}, compiles=compiles)
+    read.raise_if_mistaken()
+    return read
+
+
+def _read(document: Mapping[str, Any], context: Mapping[str, Any], *, compiles: bool) -> ReadConfig:
     findings = Findings()
     expanded, places = expand_options(adapt_document(document, findings), findings)
-    context = {
-        "target": target,
-        "checkpoint_dtype": checkpoint_dtype,
-        # Transformers NeuronX quantizes when it loads a checkpoint, so that it has no path of a quantized one.
-        "quantizes_at_load": any("quantized" in translation.values for translation in places.values()),
-    }
-    validator = Validator(target, context, findings, compiles)
-    validation = validator.validate("", expanded, INFERENCE_CONFIG, outer={})
-    if "torch_dtype" not in validation.values["neuron_config"]["given"]:
-        _validate_checkpoint_dtype(checkpoint_dtype, target, findings)
-    findings.relocate(lambda path: locate(path, places))
-    findings.raise_if_any()
-    config = assemble_inference_config(validation.values)
-    return Resolution(config, tuple(findings.warnings), tuple(findings.hints))
+    given = expanded.get("neuron_config")
+    has_dtype = "checkpoint_dtype" in context or (isinstance(given, Mapping) and given.get("torch_dtype") is not None)
+    validator = Validator(
+        context["target"],
+        {"checkpoint_dtype": None, **context},
+        findings,
+        compiles,
+        waits_for=frozenset() if has_dtype else _DTYPES,
+    )
+    return ReadConfig(validator.validate("", expanded, INFERENCE_CONFIG, outer={}).values, validator, places)
 
 
 def assemble_inference_config(values: Values) -> InferenceConfig:
-    """Builds a configuration, and the draft model's inside of it.
-
-    Args:
-        values: Of InferenceConfig's table, tables inside as mappings, and `model_attributes`.
-    """
+    """Builds a configuration of the values of its table, those of tables inside as mappings."""
     config: InferenceConfig = _assemble(INFERENCE_CONFIG.class_name, values)
     return config
 
@@ -94,8 +157,8 @@ def _assemble(class_name: str, values: Values) -> Any:
     if class_name in _RESOLVE_LAST:
         resolved |= _RESOLVE_LAST[class_name](values)
     for attribute in table.attributes:
-        if isinstance(attribute.domain, Table) and values[attribute.name] is not None:
-            resolved[attribute.name] = _assemble(attribute.domain.of, values[attribute.name])
+        if attribute.domain.table and values[attribute.name] is not None:
+            resolved[attribute.name] = _assemble(attribute.domain.table, values[attribute.name])
     # A configuration that sets any attribute of experts is one of a mixture of experts.
     has_experts = class_name == "NeuronConfig" and values["given"] & MOE_NAMES
     cls = MoENeuronConfig if has_experts else table.cls

@@ -25,11 +25,7 @@ class SubmodelShape:
     buckets: tuple[tuple[int, ...], ...]
 
     def count_graphs(self, *, skips_idle: bool) -> int:
-        """Counts the different graphs of the buckets.
-
-        Args:
-            skips_idle: As in `targets.target.Target`: graphs do not depend on how much of the cache a bucket reads.
-        """
+        """Counts the buckets' different graphs; with `skips_idle` what they read of the cache does not matter."""
         if not skips_idle:
             return len(self.buckets)
         shapes = slice(1) if SUBMODELS[self.name].computes_prompts else slice(-1)

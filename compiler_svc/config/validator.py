@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from bundle.manifest import TargetKind
-from compiler_svc.config.attribute import Attribute, ConfigTable, Support, Values, is_same, is_table
-from compiler_svc.config.domains import Json, Table, show
+from compiler_svc.config.attribute import Attribute, ConfigTable, Support, Values, is_same
+from compiler_svc.config.domains import JSON, show
 from compiler_svc.config.findings import Findings, Hint
-from compiler_svc.config.rules import RULES, broken_rules, find_value, notes_on
-from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
+from compiler_svc.config.rule import broken_rules, find_value, notes_on
+from compiler_svc.config.tables import INFERENCE_CONFIG, RULES, TABLES, list_model_attributes
 from compiler_svc.errors import ConfigInvalid
 
 #: Names that one table of a document may give.
@@ -38,11 +38,10 @@ _ANY_NAME: Final = "a name that the configuration has"
 
 @dataclass(frozen=True)
 class Validation:
-    """The values of one table.
+    """The values of every attribute of one table, by name, those of tables inside as mappings.
 
-    Attributes:
-        values: Of every attribute, by name, those of tables inside as mappings; `given`: the names that were set.
-        mistaken: Attributes whose values are mistakes in themselves; of tables inside, with a path.
+    `given` among them has the names that were set. Mistaken attributes are those whose values are mistakes in
+    themselves; those of tables inside have a path.
     """
 
     values: dict[str, Any]
@@ -53,15 +52,16 @@ class Validation:
 class Validator:
     """Validates tables for one target, and collects what it finds.
 
-    Attributes:
-        context: What defaults and rules depend on beside other attributes: `target`, `checkpoint_dtype`, and
-            `quantizes_at_load`, whether options of Transformers NeuronX ask for quantized weights.
+    `context` is what defaults and rules depend on beside other attributes: `target` and `checkpoint_dtype`.
+    `waits_for` are attributes whose defaults are not known yet, with paths as rules have them. Rules that read them are
+    left out until `validate_rules` is called.
     """
 
     target: TargetKind
     context: Mapping[str, Any]
     findings: Findings
     compiles: bool = False
+    waits_for: frozenset[str] = frozenset()
 
     def validate(
         self,
@@ -75,10 +75,8 @@ class Validator:
     ) -> Validation:
         """Validates the attributes of one table and of those inside; a mistaken one takes its default.
 
-        Args:
-            outer: Values of the table around it that are known so far.
-            mistaken_outside: Attributes of that table that are mistakes.
-            serves: Whether to validate what the target makes of the values, too.
+        Of the table around it, `outer` has the values that are known so far, and `mistaken_outside` the attributes that
+        are mistakes. `serves` says whether to validate what the target makes of the values, too.
         """
         if len(document) > _MAX_NAMES:
             raise ConfigInvalid([FieldViolation(path or "config", f"{len(document)} names", f"at most {_MAX_NAMES}")])
@@ -90,7 +88,7 @@ class Validator:
             default = attribute.default_from(values)
             value = accepted.get(attribute.name, default)
             is_served = serves
-            if isinstance(attribute.domain, Table):
+            if attribute.domain.table:
                 # A table that is unset by default is a feature that setting it asks for.
                 is_served = serves and default is None
                 is_later = is_served and self._support(attribute).level == "later"
@@ -105,22 +103,32 @@ class Validator:
                 elif is_served:
                     self._validate_support(place, attribute, value, default)
         if table is INFERENCE_CONFIG:
-            values["model_attributes"] = {name: value for name, value in document.items() if name in MODEL_ATTRIBUTES}
-        self._validate_rules(path, table, values, mistaken | {f"outer.{name}" for name in mistaken_outside})
+            values["model_attributes"] = {
+                name: value for name, value in document.items() if name in list_model_attributes()
+            }
+        mistakes = mistaken | {f"outer.{name}" for name in mistaken_outside}
+        self.validate_rules(path, table, values, mistakes | self.waits_for)
+        if not mistakes:
+            self._note_surprises(path, table, values)
         self._note_undocumented(path, table, accepted)
         return Validation(values, frozenset(mistaken))
 
-    def _validate_rules(self, path: str, table: ConfigTable, values: Values, mistaken: Collection[str]) -> None:
-        rules, notes = RULES.get(table.class_name, ((), ()))
+    def validate_rules(
+        self, path: str, table: ConfigTable, values: Values, mistaken: Collection[str] = frozenset()
+    ) -> None:
+        """Validates the rules that read no mistaken attribute."""
+        rules, _ = RULES.get(table.class_name, ((), ()))
         # NxD Inference has an attribute `target`, too, which is not what rules mean.
         values = {**values, **self.context}
         for name, wanted in broken_rules(rules, values, mistaken):
             place = f"{path}.{name}" if path else name
             self.findings.add_mistake(place, find_value(values, name), wanted)
-        if not mistaken:
-            # Notes name attributes from `neuron_config` on, which a draft model has, too.
-            model = path.partition("neuron_config")[0]
-            self.findings.warnings += [f"{model}{note}" for note in notes_on(notes, values)]
+
+    def _note_surprises(self, path: str, table: ConfigTable, values: Values) -> None:
+        _, notes = RULES.get(table.class_name, ((), ()))
+        # Notes name attributes from `neuron_config` on, which a draft model has, too.
+        model = path.partition("neuron_config")[0]
+        self.findings.warnings += [f"{model}{note}" for note in notes_on(notes, {**values, **self.context})]
 
     def _validate_inside(
         self,
@@ -133,10 +141,9 @@ class Validator:
         serves: bool,
     ) -> Validation:
         """Validates the table that is an attribute's value; an unset one has no values."""
-        assert isinstance(attribute.domain, Table)
         if document is None:
             return Validation({}, frozenset())
-        place, table = join_path(path, attribute.name), TABLES[attribute.domain.of]
+        place, table = join_path(path, attribute.name), TABLES[attribute.domain.table]
         return self.validate(place, document, table, outer=outer, mistaken_outside=mistaken, serves=serves)
 
     def _refuse_second_draft(self, path: str, accepted: dict[str, Any], outer: Values) -> None:
@@ -151,9 +158,9 @@ class Validator:
         mistaken: set[str] = set()
         for name, value in document.items():
             attribute = table.by_name.get(name)
-            if table is INFERENCE_CONFIG and name in MODEL_ATTRIBUTES:
-                if not Json().accepts(value):
-                    self.findings.add_mistake(join_path(path, name), value, Json().accepted)
+            if table is INFERENCE_CONFIG and name in list_model_attributes():
+                if not JSON.accepts(value):
+                    self.findings.add_mistake(join_path(path, name), value, JSON.accepted)
             elif attribute is None:
                 is_listed = len(self.findings.mistakes) < _MAX_SUGGESTIONS
                 suggestion = _suggest_name(name, table) if is_listed else _ANY_NAME
@@ -232,7 +239,7 @@ def _suggest_name(name: str, table: ConfigTable) -> str:
     """Says in words what a table accepts in place of `name`."""
     known = [*table.by_name]
     if table is INFERENCE_CONFIG:
-        known += [*MODEL_ATTRIBUTES, "transformers_neuronx"]
+        known += [*list_model_attributes(), "transformers_neuronx"]
     paths = _find_paths(_FOREIGN_NAMES.get(name, name))
     similar = [] if len(name) > _MAX_NAME_CHARS else difflib.get_close_matches(name, known, n=1)
     if similar and not paths:
@@ -244,7 +251,7 @@ def _suggest_name(name: str, table: ConfigTable) -> str:
 
 def _find_paths(name: str) -> list[str]:
     """Finds attributes with this name, outermost first: callers often give one a level too high or too low."""
-    found = [f"{name} at the top level"] if name in MODEL_ATTRIBUTES else []
+    found = [f"{name} at the top level"] if name in list_model_attributes() else []
     queue, seen = [("", INFERENCE_CONFIG)], set()
     while queue:
         path, table = queue.pop(0)
@@ -254,8 +261,8 @@ def _find_paths(name: str) -> list[str]:
         if name in table.by_name:
             found.append(f"{path}{name}")
         queue += [
-            (f"{path}{attribute.name}.", TABLES[attribute.domain.of])
+            (f"{path}{attribute.name}.", TABLES[attribute.domain.table])
             for attribute in table.attributes
-            if is_table(attribute) and isinstance(attribute.domain, Table)
+            if attribute.domain.table
         ]
     return found

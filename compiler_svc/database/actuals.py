@@ -18,12 +18,7 @@ _MAX_READ = 256
 
 
 class LoweringActual(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of one lowering.
-
-    Attributes:
-        num_layers: Layers of the model.
-        peak_memory_bytes: Peak memory of any lowering process of the same build.
-    """
+    """The cost of one lowering; its peak memory is that of any lowering process of the same build."""
 
     submodel: str
     num_layers: int
@@ -32,13 +27,8 @@ class LoweringActual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildActual(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of one build, besides its lowerings.
-
-    Attributes:
-        num_executables: Number of all executables, including those from the cache.
-        weights_bytes: Bytes of the weights of all ranks.
-        trace_s: Seconds of exporting graphs.
-        rest_s: Seconds of everything except tracing and lowering.
+    """The cost of one build, besides its lowerings: all executables count, including those from the cache, and weights
+    of all ranks; `rest_s` is the time of everything except tracing and lowering.
     """
 
     num_layers: int
@@ -49,13 +39,7 @@ class BuildActual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that a build reports about itself.
-
-    Attributes:
-        target_kind: Kind of target, such as cpu.
-        action_digests: Action digest of every executable, by plan digest.
-        lowerings: The costs of this build's lowerings, by action digest.
-    """
+    """The facts that a build reports about itself, with the action digest of every executable by plan digest."""
 
     target_kind: str
     optimization_level: int

@@ -19,13 +19,7 @@ from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow, P
 
 
 class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
-    """The executable that lowering made from a graph.
-
-    Attributes:
-        blob: Digest of the executable.
-        constants: Parameters of the graph for which the executable needs tensors.
-        neff: How to call it, if it is a NEFF.
-    """
+    """The executable that lowering made from a graph, of whose parameters it needs tensors for `constants`."""
 
     blob: str
     size_bytes: int

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from sqlalchemy import create_engine, event, make_url
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, insert, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateColumn
 
 from bundle.errors import ResourcesShort
-from bundle.file_modes import make_private_database
-from bundle.shortage import RETRY_AFTER_S, name_shortage, outlast_shortages
-from compiler_svc.database.schema import prepare_schema
-from compiler_svc.errors import DatabaseUnavailable
+from bundle.host.file_modes import make_private_database
+from bundle.host.shortage import RETRY_AFTER_S, name_shortage, outlast_shortages
+from compiler_svc.database.tables import Base, OperationRow, SchemaRow
+from compiler_svc.errors import DatabaseSchemaUnsupported, DatabaseUnavailable
 
 #: Seconds between the tries of a transaction while the host is short of something.
 DELAYS_S: Final = (0.05, 0.2)
@@ -24,23 +26,15 @@ DELAYS_S: Final = (0.05, 0.2)
 _INSUFFICIENT_RESOURCES: Final = "53"
 
 T = TypeVar("T")
-
-#: The work of one transaction. Its result must not be bound to the session.
-Work = Callable[[Session], T]
+P = ParamSpec("P")
 
 
 class Database:
     """A database that has all tables of this version."""
 
     def __init__(self, url: str) -> None:
-        """Opens the database, creates missing tables and brings older ones up to date.
-
-        Args:
-            url: SQLAlchemy URL, such as `sqlite:////var/lib/kiln/kiln.db`.
-
-        Raises:
-            DatabaseUnavailable: The URL is malformed, its driver is missing, or the server does not answer.
-            DatabaseSchemaUnsupported: A newer version of Kiln made its tables.
+        """Opens the database of a SQLAlchemy URL, such as `sqlite:////var/lib/kiln/kiln.db`; creates missing tables and
+        brings older ones up to date.
         """
         try:
             self._engine = create_engine(url)
@@ -53,28 +47,30 @@ class Database:
         # One thread, because SQLite has one writer; so transactions that read before they write never conflict.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
 
-    async def run(self, work: Work[T]) -> T:
-        """Runs one transaction: commits when `work` returns, rolls back when it raises.
+    async def run(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs one transaction: commits when `work` returns, rolls back when it raises. What `work` returns must not be
+        bound to the session.
 
         Raises:
             ResourcesShort: The database has no room, or no descriptors. The work may have been tried several times.
         """
         loop = asyncio.get_running_loop()
-        return await outlast_shortages(lambda: loop.run_in_executor(self._executor, self._transact, work), DELAYS_S)
+        transact = partial(self._transact, work, *args, **kwargs)
+        return await outlast_shortages(lambda: loop.run_in_executor(self._executor, transact), DELAYS_S)
 
-    def run_and_wait(self, work: Work[T]) -> T:
+    def run_and_wait(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs one transaction and blocks until it ends: for threads and processes without an event loop."""
-        return self._executor.submit(self._transact, work).result()
+        return self._executor.submit(partial(self._transact, work, *args, **kwargs)).result()
 
     def close(self) -> None:
         """Finishes running transactions and closes the connections."""
         self._executor.shutdown()
         self._engine.dispose()
 
-    def _transact(self, work: Work[T]) -> T:
+    def _transact(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
-                return work(session)
+                return work(session, *args, **kwargs)
         except DBAPIError as error:
             shortage = _name_shortage(error)
             if shortage is None:
@@ -106,3 +102,45 @@ def _hide_password(url: str) -> str:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:
         return "of the settings"
+
+
+#: Raise it with every release that changes the tables. Give new columns a `server_default` or make them nullable, so
+#: that `prepare_schema` can add them to older tables; any other change needs a step of its own there.
+SCHEMA_VERSION: Final = 5
+
+
+def prepare_schema(engine: Engine) -> None:
+    """Creates missing tables, and adds the columns that older tables lack."""
+    with engine.begin() as connection:
+        found = _read_version(connection)
+        if found > SCHEMA_VERSION:
+            raise DatabaseSchemaUnsupported(found, SCHEMA_VERSION)
+        if found:
+            _add_missing_columns(connection)
+        Base.metadata.create_all(connection)
+        if found < SCHEMA_VERSION:
+            connection.execute(delete(SchemaRow))
+            connection.execute(insert(SchemaRow).values(version=SCHEMA_VERSION))
+
+
+def _read_version(connection: Connection) -> int:
+    """Reads the version; 0 for a database without tables. Version 1 did not record itself."""
+    inspector = inspect(connection)
+    if inspector.has_table(SchemaRow.__tablename__):
+        return int(connection.scalar(select(SchemaRow.version)) or 1)
+    return 1 if inspector.has_table(OperationRow.__tablename__) else 0
+
+
+def _add_missing_columns(connection: Connection) -> None:
+    # Checks each column, because SQLite commits each change of a table: a killed upgrade may have made some of them.
+    inspector = inspect(connection)
+    for table in Base.metadata.sorted_tables:
+        if inspector.has_table(table.name):
+            _complete_table(connection, table, {column["name"] for column in inspector.get_columns(table.name)})
+
+
+def _complete_table(connection: Connection, table: Table, existing: set[str]) -> None:
+    for column in table.columns:
+        if column.name not in existing:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))

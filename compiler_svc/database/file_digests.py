@@ -21,22 +21,19 @@ class FileDigests:
     """Digests of files, remembered by (device, inode, size, ctime)."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database that stores the digests."""
         self._database = database
 
     def digest_file(self, path: Path, progress: Progress | None = None) -> str:
         """Returns the digest of a file; hashes the file only if it is new or changed. Blocks: call it from a thread.
-
-        Args:
-            progress: Called with the number of bytes hashed since the previous call; may raise to stop hashing.
+        Calls `progress` with the number of bytes hashed since the previous call; it may raise to stop hashing.
         """
         status = path.stat()
-        known = self._database.run_and_wait(lambda session: _find(session, status))
+        known = self._database.run_and_wait(_find, status)
         if known is not None:
             return known
         digest = sha256_file(path, progress)
         if _identity(path.stat()) == _identity(status) and time.time_ns() - status.st_ctime_ns > _SETTLE_TIME_NS:
-            self._database.run_and_wait(lambda session: _remember(session, status, digest))
+            self._database.run_and_wait(_remember, status, digest)
         return digest
 
 

@@ -15,12 +15,7 @@ from edge.access.principal import Principal, Scope
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Who publishes bundles under a name.
-
-    Attributes:
-        principal: See `Principal.key`.
-        takes_any: Whether it may publish under names of others, too.
-    """
+    """Who publishes bundles under a name; with `takes_any`, under names of others, too."""
 
     principal: str
     takes_any: bool
@@ -36,31 +31,22 @@ UNOWNED: Final = Publisher("", takes_any=True)
 
 
 def claim_name(session: Session, name: str, publisher: Publisher) -> NameRow:
-    """Locks a name until the transaction ends. A name that is new belongs to the publisher from then on.
-
-    Raises:
-        NameOwned: See `check_name`.
-    """
+    """Locks a name until the transaction ends. A name that is new belongs to the publisher from then on."""
     row = _lock_name(session, name, publisher.principal)
     _check_owner(row, publisher)
     return row
 
 
 def check_name(session: Session, name: str, publisher: Publisher) -> None:
-    """Checks that a publisher may use a name.
-
-    Raises:
-        NameOwned: The name is another principal's, or no principal's because an earlier release made it.
-    """
+    """Checks that a publisher may use a name."""
     row = session.get(NameRow, name)
     if row is not None:
         _check_owner(row, publisher)
 
 
 def give_name(session: Session, name: str, owner: str) -> str:
-    """Makes a name belong to a principal, or to none if `owner` is empty; returns its former owner.
-
-    The name may be new, and is the owner's to publish under then.
+    """Makes a name belong to a principal, or to none if `owner` is empty; returns its former owner. The name may be
+    new, and is the owner's to publish under then.
     """
     row = _lock_name(session, name, "")
     former, row.owner = row.owner, owner

@@ -61,11 +61,7 @@ class PageOfOperations:
 
 
 def parse_resource_name(name: str) -> str:
-    """Reads the id from `operations/ID`.
-
-    Raises:
-        OperationNotFound: The name has another form.
-    """
+    """Reads the id from `operations/ID`."""
     prefix, _, operation_id = name.partition("/")
     if prefix != "operations" or not operation_id:
         raise OperationNotFound(name)
@@ -73,11 +69,7 @@ def parse_resource_name(name: str) -> str:
 
 
 def find_by_request_id(session: Session, request_id: str, request_digest: str, principal: str = "") -> Operation | None:
-    """Finds the operation that a principal's request id belongs to.
-
-    Raises:
-        RequestIdReused: The request id belongs to another request of the principal.
-    """
+    """Finds the operation that a principal's request id belongs to."""
     row = session.scalar(select(OperationRow).where(OperationRow.request_id == _own(request_id, principal)))
     if row is None:
         return None
@@ -95,14 +87,8 @@ def create_operation(
     spec: bytes,
     publisher: Publisher = UNOWNED,
 ) -> Operation:
-    """Records an accepted compile. Call `find_by_request_id` first, because a request id has one operation.
-
-    Args:
-        spec: The job spec, with which a restarted compiler resumes the operation.
-        publisher: Whose operation it is.
-
-    Raises:
-        NameOwned: See `check_name`.
+    """Records an accepted compile, with the job spec with which a restarted compiler resumes it. Call
+    `find_by_request_id` first, because a request id has one operation.
     """
     check_name(session, name, publisher)
     now_ns = time.time_ns()
@@ -127,26 +113,15 @@ def create_operation(
 
 
 def get_operation(session: Session, operation_id: str, reach: str | None = None) -> Operation:
-    """Reads one operation.
-
-    Args:
-        reach: The principal whose operation it must be; None for anybody's, see `Principal.reach`.
-
-    Raises:
-        OperationNotFound: No operation of the principal has that id.
-    """
+    """Reads one operation, which must be of the principal `reach`; None for anybody's, see `Principal.reach`."""
     return read_operation(_get_row(session, operation_id, reach))
 
 
 def list_operations(
     session: Session, *, done: bool | None, page_size: int, after: tuple[int, str] | None, reach: str | None = None
 ) -> PageOfOperations:
-    """Lists operations, newest first.
-
-    Args:
-        reach: The principal whose operations to list; None for all, see `Principal.reach`.
-        done: True for finished operations only, False for running ones only, None for all.
-        after: `next_key` of the page before.
+    """Lists operations, newest first: only finished ones if `done`, only running ones if it is False, all if it is
+    None. `after` is the `next_key` of the page before.
     """
     key = tuple_(OperationRow.create_time_ns, OperationRow.operation_id)
     query = select(OperationRow).order_by(OperationRow.create_time_ns.desc(), OperationRow.operation_id.desc())
@@ -181,12 +156,7 @@ def finish_operation(session: Session, operation_id: str, outcome: CompileResult
 
 
 def delete_operation(session: Session, operation_id: str) -> None:
-    """Removes a finished operation together with its request id.
-
-    Raises:
-        OperationNotFound: No operation has that id.
-        OperationNotDone: The operation is still running.
-    """
+    """Removes a finished operation together with its request id."""
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
         raise OperationNotDone(f"operations/{operation_id}")
@@ -194,22 +164,15 @@ def delete_operation(session: Session, operation_id: str) -> None:
 
 
 def request_cancel(session: Session, operation_id: str, reach: str | None = None) -> Operation:
-    """Records that a client cancelled an operation. The record outlives a restart.
-
-    Raises:
-        OperationNotFound: See `get_operation`.
-    """
+    """Records that a client cancelled an operation. The record outlives a restart."""
     row = _get_row(session, operation_id, reach)
     row.is_cancelled = True
     return read_operation(row)
 
 
 def forget_finished(session: Session, *, keep: int, older_than_ns: int) -> int:
-    """Removes finished operations together with their request ids; returns how many.
-
-    Args:
-        keep: Number of the newest finished operations to keep.
-        older_than_ns: Operations that ended before this time are removed even if they are among the newest.
+    """Removes finished operations together with their request ids, but for those among the newest `keep` that have not
+    ended before `older_than_ns`; returns how many.
     """
     finished = OperationRow.state != State.RUNNING
     newest_first = select(OperationRow.create_time_ns).where(finished).order_by(OperationRow.create_time_ns.desc())

@@ -1,8 +1,7 @@
-"""Records with which a restarted compiler resumes the operations that the former process left unfinished.
+"""Records with which a restarted compiler resumes operations. Functions take the session of the caller's transaction.
 
 An operation counts its builds that the compiler started but neither finished nor stopped in an orderly way, because a
-build that crashes the compiler every time must not start forever. Functions take the session of the caller's
-transaction.
+build that crashes the compiler every time must not start forever.
 """
 
 from __future__ import annotations
@@ -19,13 +18,8 @@ from compiler_svc.records import Progress, Stage
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An operation that a former process left unfinished.
-
-    Attributes:
-        spec: The job spec that `create_operation` recorded; None if the tables were too old to store it.
-        unfinished_builds: Number of its builds during which the compiler crashed.
-        build_id: The latest of these builds.
-        is_cancelled: Whether a client has cancelled it.
+    """An operation that a former process left unfinished. Its `spec` is what `create_operation` recorded, None if the
+    tables were too old to store it; the compiler crashed during `unfinished_builds` of its builds.
     """
 
     operation: Operation
@@ -53,11 +47,7 @@ def resume_operation(session: Session, operation_id: str) -> Operation:
 
 
 def begin_build(session: Session, operation_id: str, build_id: str) -> str | None:
-    """Counts a build before it starts, because a compiler that crashes cannot count it afterwards.
-
-    Returns:
-        The build of the former attempt; None if there was none.
-    """
+    """Counts a build before it starts, as a crashed compiler cannot; returns the former attempt's build, if any."""
     row = session.get_one(OperationRow, operation_id)
     former = row.build_id
     row.unfinished_builds += 1

@@ -14,7 +14,7 @@ class Base(DeclarativeBase):
 
 
 class SchemaRow(Base):
-    """The version of the tables, in one row; see `schema`."""
+    """The version of the tables, in one row; see `engine`."""
 
     __tablename__ = "schema_version"
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from bundle.errors import BundleNotFound
 from bundle.reference import Reference, list_aliases_of_tag
-from bundle.tags import WrittenTag
+from bundle.store.tags import WrittenTag
 from compiler_svc.database.names import UNOWNED, Publisher, claim_name
 from compiler_svc.database.tables import AliasRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasIncompatible, AliasNotFound, BundleInUse, TagAmbiguous
@@ -27,12 +27,7 @@ Contents = Literal["full", "executables", "weights"]
 
 @dataclass(frozen=True)
 class Version:
-    """The name `name:vN`, and the bundle that it names.
-
-    Attributes:
-        size_bytes: Bytes of all blobs of the bundle.
-        aliases: Aliases that name this version, sorted.
-    """
+    """The name `name:vN`, the bundle that it names, and the aliases that name this version, sorted."""
 
     name: str
     version: int
@@ -83,12 +78,8 @@ def add_version(
 ) -> Version:
     """Gives a bundle the next version number, or returns the name's newest version if it already names the bundle.
 
-    Args:
-        publisher: Who publishes it. A new name is its own from then on.
-        source: What the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
-
-    Raises:
-        NameOwned: See `check_name`.
+    A new name is the publisher's from then on. `source` is what the bundle was made from, such as a checkpoint's path
+    below its model root; None if unknown.
     """
     counter = claim_name(session, name, publisher)
     newest = _newest(session, name)
@@ -111,11 +102,7 @@ def add_version(
 
 
 def find_version(session: Session, reference: Reference) -> Version:
-    """Resolves a reference. A digest finds the newest version that names it.
-
-    Raises:
-        BundleNotFound: No version has that reference.
-    """
+    """Resolves a reference. A digest finds the newest version that names it."""
     row = _find_row(session, reference)
     if row is None:
         raise BundleNotFound(str(reference), _describe_versions(session, reference.name) if reference.name else "")
@@ -137,11 +124,8 @@ def _describe_versions(session: Session, name: str) -> str:
 
 
 def list_versions(session: Session, *, name: str, page_size: int, after: tuple[str, int] | None) -> PageOfVersions:
-    """Lists versions by name, then newest first.
-
-    Args:
-        name: Only this name; empty lists all.
-        after: `next_key` of the page before.
+    """Lists versions by name, then newest first, those of all names if `name` is empty. `after` is the `next_key` of
+    the page before.
     """
     query = select(VersionRow).order_by(VersionRow.name, VersionRow.version.desc())
     if name:
@@ -157,12 +141,7 @@ def list_versions(session: Session, *, name: str, page_size: int, after: tuple[s
 
 
 def delete_version(session: Session, reference: Reference) -> Version:
-    """Removes a version. Its number is never used again.
-
-    Raises:
-        BundleNotFound: No such version exists.
-        BundleInUse: An alias names the version.
-    """
+    """Removes a version. Its number is never used again."""
     version = find_version(session, reference)
     if version.aliases:
         raise BundleInUse(str(reference), version.aliases)
@@ -180,16 +159,8 @@ def set_alias(
 ) -> MovedAlias:
     """Points an alias at a version, creating or moving it.
 
-    Args:
-        etag: The alias's expected etag; empty if the alias must not exist; None skips the check.
-        require_compatible: Whether to refuse a version with another graph ABI than the alias names. Otherwise a warning
-            says so.
-
-    Raises:
-        BundleNotFound: The reference names no version.
-        TagAmbiguous: An alias of another name has the same tag.
-        AliasChanged: The alias has another etag.
-        AliasIncompatible: The graph ABI differs, and `require_compatible` is set.
+    `etag` is the alias's expected etag; empty if the alias must not exist; None skips the check. `require_compatible`
+    refuses a version with another graph ABI than the alias names; otherwise a warning says so.
     """
     version = find_version(session, reference)
     check_alias(session, version.name, alias, etag)
@@ -229,13 +200,8 @@ def list_refs(session: Session, digests: Collection[str]) -> Sequence[str]:
 
 
 def check_alias(session: Session, name: str, alias: str, etag: str | None) -> None:
-    """Checks that an alias has an etag, or that it does not exist if the etag is empty.
-
-    Also checks that the tag of a new alias is its own.
-
-    Raises:
-        TagAmbiguous: An alias of another name has the tag of the new one.
-        AliasChanged: The alias has another etag.
+    """Checks that an alias has an etag, or does not exist if the etag is empty; and that the tag of a new alias is its
+    own.
     """
     row = session.get(AliasRow, (name, alias))
     _check_etag(name, alias, etag, row)
@@ -247,12 +213,7 @@ def check_alias(session: Session, name: str, alias: str, etag: str | None) -> No
 
 
 def delete_alias(session: Session, *, name: str, alias: str, etag: str | None) -> None:
-    """Removes an alias.
-
-    Raises:
-        AliasNotFound: The alias does not exist.
-        AliasChanged: The alias has another etag.
-    """
+    """Removes an alias."""
     row = session.get(AliasRow, (name, alias))
     if row is None:
         raise AliasNotFound(name, alias)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Final
 
-import torch
-import transformers
 from torch import Tensor
 
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.tensor import DType
 from bundle.manifest import Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
+from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
-from compiler_svc.models.nested_text import nest_config
-from compiler_svc.models.registry import find_family
+from compiler_svc.models.transforms import Quantization
 from compiler_svc.records import GoldenMethod
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
@@ -30,16 +25,8 @@ from execution.step import StepForm
 
 @dataclass(frozen=True)
 class GoldenResult:
-    """The record of a passed check.
-
-    Attributes:
-        method: What computed the numbers.
-        reference: Name and version of the library that computed the reference.
-        tolerance: Largest deviation that the dtype is allowed; see `comparison.TOLERANCES`.
-        max_deviation: Largest deviation of a logit over all executables, as a share of the largest reference logit;
-            None if no executable returns logits, as those that v0.1 compiled to return tokens only.
-        num_prompts: Number of sequences.
-        num_tokens: Number of tokens of all sequences together.
+    """The record of a passed check. `max_deviation` is the largest of a logit over all executables, as a share of the
+    largest reference logit; None if none returns logits, as those that v0.1 compiled to return tokens only.
     """
 
     method: GoldenMethod
@@ -67,40 +54,30 @@ def check_golden(
     blob_path: Callable[[str], Path],
     checkpoint: Checkpoint,
     open_forkserver: OpenForkserver | None = None,
+    quantization: Quantization | None = None,
 ) -> GoldenResult:
     """Compares the logits and the tokens of every executable of a bundle with the reference.
 
     Prompts run through context_encoding, and a few more tokens through token_generation: through every bucket after the
     first prompt, through the smallest that fits after the others; see `sequences.choose_sequences`.
 
-    Args:
-        manifest: A bundle with weights; it need not be published.
-        blob_path: Returns the path of an executable's or a weight shard's blob for its digest.
-        checkpoint: The checkpoint that the bundle was compiled from.
-        open_forkserver: Returns the forkserver for processes of several ranks; None lets them start their own.
-
-    Raises:
-        GoldenMismatch: An executable's outputs differ from the reference.
-        ExecutionError: An executable cannot be loaded or run.
+    The bundle has weights; it need not be published. `open_forkserver` returns the forkserver for processes of several
+    ranks; None lets them start their own. `quantization` is how the bundle keeps matrices.
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
-        return compare_steps(manifest, steps, checkpoint)
+        return compare_steps(manifest, steps, checkpoint, quantization=quantization)
 
 
 def compare_steps(
-    manifest: Manifest, steps: Steps, checkpoint: Checkpoint, *, method: GoldenMethod = "executables"
+    manifest: Manifest,
+    steps: Steps,
+    checkpoint: Checkpoint,
+    *,
+    method: GoldenMethod = "executables",
+    quantization: Quantization | None = None,
 ) -> GoldenResult:
-    """Does the same as `check_golden`, with what stands for the executables.
-
-    Args:
-        steps: Have an empty KV cache.
-        method: What computes them.
-
-    Raises:
-        GoldenMismatch: The outputs differ from the reference.
-        KilnError: A step failed.
-    """
-    check = _Check(manifest, steps, checkpoint)
+    """Does the same as `check_golden`, with steps of what stands for the executables, which have an empty KV cache."""
+    check = _Check(manifest, steps, checkpoint, quantization)
     sequences = choose_sequences(manifest)
     for number, sequence in enumerate(sequences):
         check.run_sequence(number, sequence)
@@ -119,9 +96,9 @@ def compare_steps(
 
 
 class _Check:
-    """A golden check in progress."""
-
-    def __init__(self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint, quantization: Quantization | None
+    ) -> None:
         kept: DType = manifest.state.tensors[0].dtype
         self.dtype: DType = manifest.config.get("neuron_config", {}).get("torch_dtype", kept)
         # Attention may compute in a dtype of its own, in which it keeps keys and values: the coarser one counts.
@@ -131,7 +108,7 @@ class _Check:
         self._generators = manifest.executables_of("token_generation")
         self._manifest = manifest
         self._steps = steps
-        self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
+        self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype], quantization)
 
     def run_sequence(self, number: int, sequence: GoldenSequence) -> None:
         """Encodes a prompt and feeds a few tokens. The sequences of a check take turns in rows and slots."""
@@ -180,40 +157,3 @@ class _Check:
         if not state.num_blocks:
             return (slot,)
         return [(slot - number) % state.num_blocks for number in range(-(-num_tokens // state.block_tokens))]
-
-
-REFERENCE_NAME: Final = f"transformers {transformers.__version__}"
-
-
-class Reference:
-    """A checkpoint's model in transformers, in the dtype of the executables."""
-
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        """Loads the whole model into memory."""
-        transformers.utils.logging.disable_progress_bar()
-        model = resolve_name(find_family(checkpoint.config).reference)
-        self._model = model.from_pretrained(
-            checkpoint.path,
-            config=model.config_class.from_dict(deepcopy(nest_config(checkpoint.whole_config, checkpoint.config))),
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=True,
-        ).eval()
-
-    @torch.inference_mode()
-    def run(self, tokens: Sequence[int], num_prompt_tokens: int) -> Iterator[Tensor]:
-        """Feeds a prompt and then the later tokens one by one, as generation does.
-
-        Yields:
-            Logits after the prompt and after each later token, f32 [vocab_size].
-        """
-        # Some rotary embeddings remember the longest sequence that they have seen, so each sequence gets a new one.
-        decoder = getattr(self._model.base_model, "language_model", self._model.base_model)
-        if hasattr(decoder, "rotary_emb"):
-            decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
-        steps = [list(tokens[:num_prompt_tokens]), *([token] for token in tokens[num_prompt_tokens:])]
-        cache = None
-        for step in steps:
-            output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = output.past_key_values
-            yield output.logits[0, -1].float()

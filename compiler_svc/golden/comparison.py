@@ -26,11 +26,8 @@ TOLERANCES: Final[Mapping[DType, float]] = {"float32": 1e-4, "float16": 2e-2, "b
 class GoldenComparison:
     """The result of comparing one executable with the reference.
 
-    Attributes:
-        num_steps: Number of steps compared.
-        max_deviation: Largest deviation of a logit as a share of the largest reference logit; None if the
-            executable returns none, not even internally.
-        num_ties: Number of tokens that differ from the reference's, but are tied with them.
+    `max_deviation` is the largest of a logit, as a share of the largest reference logit; None if the executable returns
+    none, not even internally. `num_ties` counts tokens that differ from the reference's, but are tied with them.
     """
 
     tag: str
@@ -41,16 +38,8 @@ class GoldenComparison:
     def with_step(
         self, outputs: Mapping[str, Tensor], reference: Tensor, *, position: int, tolerance: float, sampling: Sampling
     ) -> GoldenComparison:
-        """Adds one step.
-
-        Args:
-            outputs: What the executable returned for the row: `logits` f32 [vocab_size], `tokens` int32 [].
-            reference: f32 [vocab_size].
-            position: Position of the token that produced the outputs.
-
-        Raises:
-            GoldenMismatch: Logits deviate by more than `tolerance`, or the token differs, without a tie, from the
-                reference's or from the one that the executable's own logits select.
+        """Adds one step: the row's outputs, `logits` f32 [vocab_size] and `tokens` int32 [], and the reference, f32
+        [vocab_size].
         """
         scale = float(reference.abs().max())
         max_deviation, num_ties = self.max_deviation, self.num_ties

@@ -19,10 +19,8 @@ MAX_EDGE_TOKENS: Final = 512
 
 @dataclass(frozen=True)
 class GoldenSequence:
-    """The token ids of one sequence: a prompt of `num_prompt_tokens`, then tokens fed one by one.
-
-    Attributes:
-        context: Tag of the executable that encodes the prompt.
+    """The token ids of one sequence: a prompt of `num_prompt_tokens`, which the executable with the tag `context`
+    encodes, then tokens fed one by one.
     """
 
     context: str

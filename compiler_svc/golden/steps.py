@@ -45,13 +45,8 @@ def loaded_steps(
 ) -> Iterator[Steps]:
     """Loads a bundle: one rank into this process, several ranks into processes, as a runtime does.
 
-    Ranks of a device have a process each, too, and the host's first cores: a core is a process's until that ends.
-
-    Args:
-        open_forkserver: Returns the forkserver for those processes; None lets them start their own.
-
-    Raises:
-        ExecutionError: The bundle cannot be loaded.
+    Ranks of a device have a process each, too, and the host's first cores: a core is a process's until that ends. The
+    processes come from the forkserver that `open_forkserver` returns; None lets them start their own.
     """
     on_device = any(find_format(executable.format).core_variable for executable in manifest.executables)
     if manifest.tp_degree == 1 and not on_device:
@@ -110,11 +105,8 @@ class RankSteps:
     """Steps of what stands for the executables, and returns what all ranks return."""
 
     def __init__(self, run: Callable[[str, StepInputs], dict[str, Tensor]], vocab_size: int) -> None:
-        """Takes the function that runs a step.
-
-        Args:
-            run: Takes the tag of an executable and a step's inputs; returns its outputs, also the internal ones, by
-                name: [ranks, *shape of the output].
+        """`run` takes the tag of an executable and a step's inputs; it returns the outputs, also the internal ones, by
+        name: [ranks, *shape of the output].
         """
         self._run = run
         self._vocab_size = vocab_size

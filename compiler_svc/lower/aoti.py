@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._inductor import aot_compile
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.graph import CodeGen
 
 from compiler_svc.lower.attend import compile_attend_kernel, use_attend_kernel
 from compiler_svc.lower.common_objects import compile_interface
 from compiler_svc.lower.errors import ProgramUnsupported
-from compiler_svc.lower.in_place import write_in_place
 from compiler_svc.lower.inductor import link_with, steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.layer_function import prepare_layer
@@ -25,13 +29,8 @@ from targets.cpu import AOTI
 
 
 def lower_program(job: LoweringJob) -> LoweredExecutable:
-    """Compiles a program into a library without weights that updates its state in place.
-
-    Needs a C++ compiler. For the program's weights it reserves address space but uses no memory.
-
-    Raises:
-        ProgramUnsupported: The library needs a constant that the program does not have.
-        ToolchainMissing: This host has no C++ compiler.
+    """Compiles a program into a library without weights that updates its state in place. Needs a C++ compiler. For the
+    program's weights it reserves address space but uses no memory.
     """
     program = load_program(job.program_path)
     inputs = example_inputs(program)
@@ -39,8 +38,8 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         module = write_in_place(program, job.num_state)
         objects = [compile_interface(job)]
         live_rows = find_live_rows(module, job.live)
-        if use_linear_kernel(module, job.options.target.isa, live_rows):
-            objects.append(compile_linear_kernel(job))
+        linear_pairs = use_linear_kernel(module, live_rows)
+        objects += [compile_linear_kernel(job, pair) for pair in sorted(linear_pairs, key=str)]
         if use_top_kernel(module, live_rows):
             objects.append(compile_top_kernel(job))
         guarded = guard_indices(module, live_rows)
@@ -58,11 +57,29 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
 
 
 def check_constants(wanted: tuple[str, ...], available: tuple[str, ...]) -> None:
-    """Checks that every constant that a library needs exists; without one, the library would crash.
-
-    Raises:
-        ProgramUnsupported: The library needs a constant that the program does not have.
-    """
+    """Checks that every constant that a library needs exists; without one, the library would crash."""
     for name in wanted:
         if name not in available:
             raise ProgramUnsupported(f"constant {name!r}", "appeared in compilation and is in no weight set")
+
+
+def write_in_place(program: ExportedProgram, num_state: int) -> GraphModule:
+    """Makes a module of a functional program that writes its state in place and returns its outputs alone. The
+    program's last `num_state` inputs are its state, its last `num_state` outputs the new state.
+    """
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    graph = module.graph
+    (output,) = graph.find_nodes(op="output")
+    results: Sequence[Any] = output.args[0]
+    state = graph.find_nodes(op="placeholder")[-num_state:] if num_state else []
+    new_state = results[len(results) - num_state :]
+    output.args = (tuple(results[: len(results) - num_state]),)
+    with graph.inserting_before(output):
+        for old, new in zip(state, new_state, strict=True):
+            graph.call_function(torch.ops.aten.copy_.default, (old, new))
+    # The program's own code would put the results into the form of all results, those that are state included.
+    graph.set_codegen(CodeGen())
+    graph.lint()
+    module.recompile()
+    return module

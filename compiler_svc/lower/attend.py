@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch._inductor import ir
@@ -17,20 +16,13 @@ from torch.fx import Graph, GraphModule, Node
 import execution.attention.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.kernel_calls import declare, lay_out, make_contiguous, point
 from execution.attention.reference import Step
 
 #: The dtypes of queries and of caches.
 DtypePair = tuple[torch.dtype, torch.dtype]
 #: Element types of the kernel's templates, by dtype, and how functions' names call them.
 _ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
-#: Types in generated code, which knows no narrow floats.
-_CPP_TYPES: Final = {
-    torch.float32: "float",
-    torch.bfloat16: "uint16_t",
-    torch.float16: "uint16_t",
-    torch.int32: "int32_t",
-    torch.bool: "bool",
-}
 #: The functions' arguments, in the order of the fields of `Step` in kernels/attend_step.h; null pointers for none.
 _ARGUMENTS: Final = (
     "void* attended, const void* queries, const void* keys, const void* values, void* key_cache, void* value_cache, "
@@ -43,18 +35,13 @@ _ARGUMENTS: Final = (
 _TENSORS: Final = [field.name for field in fields(Step)]
 #: The caches among them.
 _CACHES: Final = slice(3, 5)
-#: Functions that the code of a library in progress already declares.
-_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[str]]] = WeakKeyDictionary()
 
 
 def use_attend_kernel(module: GraphModule) -> set[DtypePair]:
-    """Replaces `kiln::attend` in a graph by `kiln::attend_in_place`.
+    """Replaces `kiln::attend` in a graph by `kiln::attend_in_place`; returns the dtypes with which it calls the kernel.
 
     Where a cache is an input that the graph overwrites with the new cache, and nothing else reads, the input itself is
     written. Other caches are copied first, as the operator says.
-
-    Returns:
-        The dtypes with which the graph calls the kernel.
     """
     pairs = set()
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.kiln.attend.default):
@@ -95,10 +82,7 @@ def _is_overwritten(cache: Node, node: Node, new: Node | None) -> bool:
 
 
 def compile_attend_kernel(job: LoweringJob, pair: DtypePair) -> Path:
-    """Compiles the object that libraries with calls of the kernel for one pair of dtypes link with.
-
-    Valid inside `steered`.
-    """
+    """Compiles the object that libraries with the kernel for a pair of dtypes link with. Valid inside `steered`."""
     return compile_once(job, name_function(*pair), write_kernel_source([pair]))
 
 
@@ -138,26 +122,19 @@ def name_function(queries: torch.dtype, cache: torch.dtype) -> str:
 
 
 class _AttendCall(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call of the kernel in the generated code: makes the output, and writes two of its inputs.
-
-    Attributes:
-        given: Which of the operator's tensors there are, by index in its arguments.
-        options: The operator's keyword arguments.
+    """A call of the kernel in the generated code: makes the output, and writes two of its inputs. `given` says which of
+    the operator's tensors there are, by index in its arguments.
     """
 
     given: Sequence[int]
     options: dict[str, Any]
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
-        """Writes the call into the wrapper."""
         tensors: dict[str, Any] = dict.fromkeys(_TENSORS)
         tensors.update(zip((_TENSORS[index] for index in self.given), self.inputs, strict=True))
         queries, cache = tensors["queries"], tensors["key_cache"]
         name = name_function(queries.get_dtype(), cache.get_dtype())
-        declared = _DECLARED.setdefault(wrapper, set())
-        if name not in declared:
-            declared.add(name)
-            wrapper.header.splice(f'extern "C" void {name}({_ARGUMENTS});\n')
+        declare(wrapper, f"{name}({_ARGUMENTS})")
         rows, tokens, heads, head_dim = queries.get_size()
         _, kv_heads, block_tokens, _ = cache.get_size()
         has_masks = tensors["tree_mask"] is not None and len(tensors["tree_mask"].get_size()) == 3
@@ -165,7 +142,7 @@ class _AttendCall(ir.ExternKernelOut):  # type: ignore[misc]
         # In the order of `_ARGUMENTS`.
         arguments = [
             f"{self.get_name()}.data_ptr()",
-            *(_find_data(tensors[name]) for name in _TENSORS),
+            *(point(tensors[name]) for name in _TENSORS),
             *(rows, tokens, heads, kv_heads, head_dim, block_tokens, tensors["block_table"].get_size()[1]),
             *(_find_token_stride(tensors[name]) for name in ("queries", "keys", "values")),
             tokens * tokens if has_masks else 0,
@@ -174,18 +151,9 @@ class _AttendCall(ir.ExternKernelOut):  # type: ignore[misc]
         wrapper.writeline(f"{name}({', '.join(map(str, arguments))});")
 
 
-def _find_data(tensor: Any) -> str:
-    """Returns an expression for a tensor's address in the generated code."""
-    if tensor is None:
-        return "nullptr"
-    element = _CPP_TYPES[tensor.get_dtype()]
-    return f"static_cast<{element}*>({tensor.get_name()}.data_ptr()) + {tensor.get_layout().offset}"
-
-
 def _find_token_stride(tensor: Any) -> int | None:
-    """Returns the distance of successive tokens in [rows, tokens, heads, head_dim].
-
-    None if it is not the same for all tokens, or a token's heads are not dense.
+    """Returns the distance of successive tokens in [rows, tokens, heads, head_dim]; None if it is not the same for all
+    tokens, or a token's heads are not dense.
     """
     (rows, tokens, heads, head_dim), strides = tensor.get_size(), tensor.get_stride()
     stride: int = strides[1] if tokens > 1 else strides[0] if rows > 1 else heads * head_dim
@@ -197,7 +165,7 @@ def _realize(tensor: Any, *, may_be_slice: bool) -> Any:
     realized = ir.ExternKernel.realize_input(tensor)
     if may_be_slice and isinstance(realized, ir.ReinterpretView) and _find_token_stride(realized) is not None:
         return realized
-    return ir.ExternKernel.require_contiguous(realized)
+    return make_contiguous(realized)
 
 
 @register_lowering(torch.ops.kiln.attend_in_place.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
@@ -206,8 +174,7 @@ def _lower_attend(*tensors: Any, **options: Any) -> Any:
     # Queries, keys and values may be slices of one projection.
     inputs = [_realize(tensors[index], may_be_slice=index < _CACHES.start) for index in given]
     queries = inputs[0]
-    size = list(queries.get_size())
-    layout = ir.FixedLayout(queries.get_device(), queries.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
+    layout = lay_out(queries, queries.get_size())
     call = _AttendCall(layout=layout, inputs=inputs, op_overload=torch.ops.kiln.attend_in_place.default)
     call.given, call.options = given, options
     call.mutation_outputs = [

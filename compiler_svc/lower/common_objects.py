@@ -45,9 +45,7 @@ TEMPLATE_DECLARATIONS: Final = "".join(f"extern template {template};\n" for temp
 
 def compile_interface(job: LoweringJob) -> Path:
     """Compiles the object with the functions by which callers run a library, with what libraries do with their tables,
-    and with `_REGEX_TEMPLATES`.
-
-    Valid inside `steered`.
+    and with `_REGEX_TEMPLATES`. Valid inside `steered`.
     """
     parts = [
         "#include <torch/csrc/inductor/aoti_include/cpu.h>\n",
@@ -68,13 +66,8 @@ def declare_interface(wrapper: CppWrapperCpu) -> None:
 
 
 def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:
-    """Compiles a C++ source once, with the flags of the job's library; returns the object. Valid inside `steered`.
-
-    Args:
-        is_wrapper: Use the flags of the code that calls kernels, not the flags of kernels.
-
-    Raises:
-        CppCompileError: The source does not compile.
+    """Compiles a C++ source once, with the flags of the job's library; returns the object. Valid inside `steered`. With
+    `is_wrapper`, uses the flags of the code that calls kernels, not the flags of kernels.
     """
     flags = _read_flags(is_wrapper=is_wrapper, compile_only=True)
 
@@ -95,16 +88,8 @@ def precompile_headers(job: LoweringJob) -> None:
 
 
 def precompile_header(job: LoweringJob, header: str, *, is_wrapper: bool) -> Path:
-    """Compiles a header of torch's once, for sources that begin with it; returns what they include in its place.
-
-    Valid inside `steered`.
-
-    Args:
-        header: As sources include it.
-        is_wrapper: See `compile_once`.
-
-    Raises:
-        CppCompileError: The header does not compile.
+    """Compiles a header of torch's once; returns what sources that begin with it include instead. Valid inside
+    `steered`.
     """
     flags = _read_flags(is_wrapper=is_wrapper, precompiling=True)
     source, name = f"#include <{header}>\n", Path(header).stem

@@ -1,101 +1,71 @@
-"""Errors of lowering.
-
-KilnError
-└── LoweringError
-    ├── ProgramUnsupported    a graph that breaks the convention, or holds data that no weight set has
-    ├── LoweringFailed        a lowering process that ended without an executable
-        ├── LoweringMemoryExceeded    a lowering process that ended at its memory limit
-    ├── LoweringTimedOut      a lowering process that took too long
-    ├── FrontEndNotServed     a front end for Neuron that has a name and no code yet
-    ├── NeuronTraceFailed     a submodel that Neuron's packages cannot trace
-    ├── NeuronGraphRefused    a graph that neuronx-cc would refuse
-    ├── NeuronCompilerFailed  a graph that neuronx-cc did not compile
-    │   └── NeuronMemoryExceeded  an executable that a core has no memory for
-    └── XlaRunFailed          a submodel that XLA did not run on the CPU
-"""
+"""Errors of lowering."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 
 # A status travels in HTTP/2 headers, of which peers accept some 8 KiB.
 _MAX_FINDINGS: Final = 8
 _MAX_TAIL_CHARS: Final = 2000
 
 
-class LoweringError(KilnError):
+class LoweringError(KilnError, code="INTERNAL", reason="LOWERING_FAILED"):
     """Root of the errors of lowering."""
-
-    reason = "LOWERING_FAILED"
 
 
 class ProgramUnsupported(LoweringError):
     """A graph that breaks the convention, or holds data that no weight set has."""
 
-    reason = "PROGRAM_UNSUPPORTED"
-
-    def __init__(self, subject: str, detail: str) -> None:
-        super().__init__(f"the graph cannot be lowered: {subject} {detail}", subject=subject, detail=detail)
+    message = "the graph cannot be lowered: {subject} {detail}"
+    subject: str
+    detail: str
 
 
 class LoweringFailed(LoweringError):
     """A lowering process that ended without an executable. The compiler's log has what the process wrote last."""
 
-    reason = "LOWERING_FAILED"
+    message = "lowering of {tag} ended with {how}; the compiler's log says more"
+    tag: str
+    how: str
 
-    def __init__(self, tag: str, how: str) -> None:
-        super().__init__(f"lowering of {tag} ended with {how}; the compiler's log says more", tag=tag, how=how)
 
-
-class LoweringMemoryExceeded(LoweringError):
+class LoweringMemoryExceeded(LoweringError, code="RESOURCE_EXHAUSTED"):
     """A lowering process that ended at its memory limit."""
 
-    reason = "LOWERING_MEMORY_EXCEEDED"
-
-    def __init__(self, tag: str, limit_bytes: int) -> None:
-        super().__init__(
-            f"lowering of {tag} needs more memory than the {limit_bytes} bytes that each of its processes may take",
-            tag=tag,
-            limit_bytes=limit_bytes,
-        )
+    message = "lowering of {tag} needs more memory than the {limit_bytes} bytes that each of its processes may take"
+    tag: str
+    limit_bytes: int
 
 
-class LoweringTimedOut(LoweringError):
+class LoweringTimedOut(LoweringError, code="DEADLINE_EXCEEDED"):
     """A lowering process that took too long."""
 
-    reason = "LOWERING_TIMED_OUT"
+    message = "lowering of {tag} took longer than {timeout_s:g} s"
+    tag: str
+    timeout_s: float
 
-    def __init__(self, tag: str, timeout_s: float) -> None:
-        super().__init__(f"lowering of {tag} took longer than {timeout_s:g} s", tag=tag, timeout_s=timeout_s)
 
-
-class FrontEndNotServed(LoweringError):
+class FrontEndNotServed(LoweringError, reason="NEURON_FRONT_END_NOT_SERVED"):
     """A front end for Neuron that has a name and no code yet."""
 
-    reason = "NEURON_FRONT_END_NOT_SERVED"
-
-    def __init__(self, name: str, accepted: Sequence[str]) -> None:
-        violation = FieldViolation("neuron-front-end", repr(name), ", ".join(accepted))
-        super().__init__(str(violation), violations=(violation,), front_end=name)
+    violation = FieldViolation("neuron-front-end", "{front_end!r}", "{accepted}")
+    front_end: str
+    accepted: Unsaid[Sequence[str]]
 
 
 class NeuronTraceFailed(LoweringError):
     """A submodel that Neuron's packages cannot trace."""
-
-    reason = "NEURON_TRACE_FAILED"
 
     def __init__(self, tag: str, cause: str, advice: str) -> None:
         because = f"; {advice}" if advice else ""
         super().__init__(f"{tag} cannot be traced for Neuron: {cause}{because}", tag=tag, cause=cause)
 
 
-class NeuronGraphRefused(LoweringError):
+class NeuronGraphRefused(LoweringError, code="FAILED_PRECONDITION"):
     """A graph that neuronx-cc would refuse, so that it was not called."""
-
-    reason = "NEURON_GRAPH_REFUSED"
 
     def __init__(self, tag: str, findings: Sequence[str], codes: Sequence[str]) -> None:
         more = f" (and {len(findings) - _MAX_FINDINGS} more)" if len(findings) > _MAX_FINDINGS else ""
@@ -106,8 +76,6 @@ class NeuronGraphRefused(LoweringError):
 class NeuronCompilerFailed(LoweringError):
     """A graph that neuronx-cc did not compile. The message ends with the compiler's log."""
 
-    reason = "NEURON_COMPILER_FAILED"
-
     def __init__(self, tag: str, codes: Sequence[str], tail: str) -> None:
         named = f" with {', '.join(codes)}" if codes else ""
         super().__init__(
@@ -115,23 +83,16 @@ class NeuronCompilerFailed(LoweringError):
         )
 
 
-class NeuronMemoryExceeded(NeuronCompilerFailed):
+class NeuronMemoryExceeded(NeuronCompilerFailed, code="RESOURCE_EXHAUSTED"):
     """An executable that a core has no memory for, with its weights and state."""
 
-    reason = "NEURON_MEMORY_EXCEEDED"
 
-
-class XlaRunFailed(LoweringError):
+class XlaRunFailed(LoweringError, reason="NEURON_XLA_RUN_FAILED"):
     """A submodel that XLA did not run on the CPU, in place of its NEFF. The compiler's log has what XLA wrote last."""
 
-    reason = "NEURON_XLA_RUN_FAILED"
-
-    def __init__(self, tag: str, how: str) -> None:
-        super().__init__(
-            f"XLA did not run {tag} on the CPU, for the golden check: {how}; the compiler's log says more",
-            tag=tag,
-            how=how,
-        )
+    message = "XLA did not run {tag} on the CPU, for the golden check: {how}; the compiler's log says more"
+    tag: str
+    how: str
 
 
 def may_hide_memory_limit(error: KilnError) -> bool:

@@ -12,16 +12,43 @@ from typing import Any, Final
 
 import torch
 from torch._inductor import codecache, config, cpu_vec_isa
-from torch._inductor.codegen.cpp import CppKernel, CppKernelProxy, OuterLoopFusedSchedulerNode
+from torch._inductor.codegen.cpp import CppKernel, CppKernelProxy, OuterLoopFusedSchedulerNode, ParallelDepth
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface, precompile_header
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.limited_loop import LimitedLoop
 from compiler_svc.lower.live_rows import generate_kernel, join_kernels, write_count
-from compiler_svc.lower.parallel_loops import PLANNED_THREADS, decide_parallel_depth
 from compiler_svc.lower.tables import write_constructor, write_input_checks
 from targets.cpu import GXX, X86_64
+
+#: Elements below which one thread computes a loop alone. It reads 64 KB of floats in about the time in which two
+#: threads begin and end a parallel region, if they need not be woken for it. Sums over fewer elements do not depend on
+#: threads.
+MIN_PARALLEL_ELEMENTS: Final = 16384
+#: Threads that Inductor plans with. By default it would take the number of this host's processors, and the code would
+#: depend on the host. It runs with any number. One thread would let it write code that all threads run at once.
+PLANNED_THREADS: Final = 2
+
+
+def decide_parallel_depth(kernel: CppKernel, deepest: ParallelDepth, threads: int) -> ParallelDepth:
+    """Replaces `CppKernel.decide_parallel_depth`: how many of the loops in `deepest` threads divide, from the
+    outermost.
+    """
+    if kernel.size_hint() < MIN_PARALLEL_ELEMENTS:
+        return ParallelDepth(parallel_depth=0, start_depth=deepest.start_depth)
+    chosen = _DECIDE(kernel, deepest, threads)
+    loops: Any = getattr(getattr(kernel, "loop_nest", None), "loops", None) or ()
+    # OpenMP does not divide two loops as one if the bound of the inner one depends on the outer one.
+    inner = loops[chosen.start_depth + 1 : chosen.start_depth + chosen.parallel_depth]
+    if any(isinstance(loop, LimitedLoop) for loop in inner):
+        return ParallelDepth(parallel_depth=1, start_depth=chosen.start_depth)
+    return chosen
+
+
+_DECIDE: Final = CppKernel.decide_parallel_depth
+
 
 #: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. The native library of kiln-execution has
 #: them; every process loads it before it opens an executable.

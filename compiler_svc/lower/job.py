@@ -1,27 +1,20 @@
-"""The job of a lowering process and its outcome, as files in the job's directory."""
+"""The job of a lowering process, and its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
 from bundle.abi.neff import NeffProgram
 from bundle.manifest import FormatName, StateConvention, Target
-from execution.failure import Failure
 from targets.registry import TARGETS
 from targets.target import Lowering
 
 #: What `prebuilt` made when the distribution was installed, named as in `LoweringJob.cache_dir`; may be missing.
 PREBUILT: Final = Path(__file__).with_name("prebuilt_files")
-
-_JOB_FILE: Final = "job.json"
-_EXECUTABLE_FILE: Final = "executable.json"
-_FAILURE_FILE: Final = "failure.json"
-
-RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class LoweringOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +47,7 @@ class NeuronSubmodel(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         make_module: `module:function` that makes the submodel of the document, in the other interpreter.
-        document: The submodel as JSON.
-        flags: Arguments of neuronx-cc.
         logical_nc_config: Physical cores of one logical core.
-        tp_degree: Number of ranks.
     """
 
     make_module: str
@@ -118,35 +108,3 @@ class LoweredExecutable(msgspec.Struct, frozen=True, kw_only=True):
 #: Makes an executable from a staged program; each target names its backends. Raises ProgramUnsupported if it cannot
 #: lower the program, and ToolchainMissing if a compiler is missing.
 LoweringBackend = Callable[[LoweringJob], LoweredExecutable]
-
-
-def write_job(job: LoweringJob) -> None:
-    """Writes the job where `read_job` finds it."""
-    _write(job.directory / _JOB_FILE, job)
-
-
-def read_job(directory: Path) -> LoweringJob:
-    """Reads the job in a directory."""
-    return _read(directory / _JOB_FILE, LoweringJob)
-
-
-def write_outcome(job: LoweringJob, outcome: LoweredExecutable | Failure) -> None:
-    """Writes the outcome where `read_outcome` finds it."""
-    _write(job.directory / (_FAILURE_FILE if isinstance(outcome, Failure) else _EXECUTABLE_FILE), outcome)
-
-
-def read_outcome(job: LoweringJob) -> LoweredExecutable | Failure | None:
-    """Reads a job's outcome; None if its process ended without writing one."""
-    if (path := job.directory / _FAILURE_FILE).exists():
-        return _read(path, Failure)
-    if (path := job.directory / _EXECUTABLE_FILE).exists():
-        return _read(path, LoweredExecutable)
-    return None
-
-
-def _write(path: Path, record: msgspec.Struct) -> None:
-    path.write_bytes(msgspec.json.encode(record, enc_hook=str))
-
-
-def _read(path: Path, record_type: type[RecordT]) -> RecordT:
-    return msgspec.json.decode(path.read_bytes(), type=record_type, dec_hook=lambda path_type, text: path_type(text))

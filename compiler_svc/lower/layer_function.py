@@ -1,6 +1,5 @@
-"""`kiln::call_layer` in a library: one C++ function for each layer that a graph repeats, and the calls of it.
-
-Inductor has no functions in the code that it writes for libraries; it would write a subgraph anew at each call.
+"""`kiln::call_layer` in a library: one C++ function for each layer that a graph repeats, and the calls of it. Inductor
+has no functions in the code that it writes for libraries; it would write a subgraph anew at each call.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ def prepare_layer(name: str, layer: GraphModule) -> None:
 
 
 class _LayerFunction(SubgraphLowering):  # type: ignore[misc]
-    """The lowering of a layer."""
-
     def __init__(self, name: str) -> None:
         module, parent = _PREPARED[name], V.graph
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
@@ -70,7 +67,6 @@ class _LayerFunction(SubgraphLowering):  # type: ignore[misc]
             raise ProgramUnsupported(f"constant {next(iter(self.constants))!r}", "appeared in a layer's compilation")
 
     def init_wrapper_code(self, *_: Any, **__: Any) -> None:
-        """See `GraphLowering.init_wrapper_code`."""
         self.device_type = "cpu"
         self.device_ops = get_device_op_overrides("cpu")
         self.wrapper_code = _FunctionWrapper(self.name, self.parent.wrapper_code)

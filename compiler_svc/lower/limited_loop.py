@@ -13,23 +13,15 @@ COUNT: Final = "kiln_live_tokens"
 
 
 class StepShape(NamedTuple):
-    """The shape of a step.
-
-    Attributes:
-        rows: Its rows.
-        tokens: Tokens of each row.
-    """
+    """The shape of a step: its rows, and the tokens of each row."""
 
     rows: int
     tokens: int
 
 
 class LimitedLoop(LoopLevel):  # type: ignore[misc]
-    """A loop that ends early.
-
-    Attributes:
-        bound: C++ expression of the index at which it ends, no larger than its size. It may use `COUNT` and the
-            variables of loops around this one.
+    """A loop that ends early, at the index that the C++ expression `bound` gives, no larger than its size. `bound` may
+    use `COUNT` and the variables of loops around this one.
     """
 
     bound: str

@@ -1,18 +1,15 @@
-"""`kiln::linear`: multiplies rows of activations by weights, with a kernel of our own in the library.
-
-Decoding is bound by the speed of reading weights. The matrix products that Inductor would call read them at a fraction
-of the memory's bandwidth. See kernels/linear.cpp.
+"""`kiln::linear`: multiplies rows of activations by weights, quantized or not, with a kernel of our own. Decoding is
+bound by the speed of reading weights: Inductor's matrix products read them at a fraction of the memory's bandwidth. See
+kernels/linear.cpp.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,52 +21,52 @@ from torch.nn import functional
 
 from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.kernel_calls import declare, lay_out, make_contiguous, point
+from execution.quantized_linear import multiply_quantized
 
-#: Element types of the kernel's template, by dtype.
-_ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "kiln::BFloat16"}
-#: Stands for any number of rows.
-ALL_ROWS: Final = sys.maxsize
-#: Rows up to which the kernel serves, by dtype and instruction set; ATen multiplies more rows and other dtypes.
-#: `bench.kernels` measures both. The kernel serves unless ATen is faster by more than `ATENS_LEAD`: it skips rows that
-#: are not live, and what it chooses by the number of rows follows the live ones, not the bucket's.
-MAX_ROWS: Final[Mapping[torch.dtype, Mapping[str, int]]] = {
-    torch.float32: {
-        "x86-64-v3": ALL_ROWS,
-        "x86-64-v4": ALL_ROWS,
-        "x86-64-v4-vnni": ALL_ROWS,
-        "x86-64-v4-bf16": ALL_ROWS,
-        "x86-64-v4-amx": ALL_ROWS,
-    },
-    torch.bfloat16: {
-        "x86-64-v3": ALL_ROWS,
-        "x86-64-v4": ALL_ROWS,
-        "x86-64-v4-vnni": ALL_ROWS,
-        "x86-64-v4-bf16": ALL_ROWS,
-        "x86-64-v4-amx": ALL_ROWS,
-    },
+#: Dtype of the activations, and of the weights or of their items.
+DtypePair = tuple[torch.dtype, torch.dtype]
+
+#: Types of the kernel's template, by dtype.
+TYPES: Final = {
+    torch.float32: "float",
+    torch.bfloat16: "kiln::BFloat16",
+    torch.float16: "kiln::Float16",
+    torch.int8: "kiln::Int8",
+    torch.uint8: "kiln::Int4",
+    torch.float8_e4m3fn: "kiln::Float8E4M3",
+    torch.float8_e5m2: "kiln::Float8E5M2",
 }
+#: Dtypes of layers that are not quantized which the kernel serves, whatever the instruction set and the number of rows;
+#: ATen multiplies others. `bench.kernels` measures both. ATen would have to be faster by more than `ATENS_LEAD`: the
+#: kernel skips rows that are not live, and what it chooses by the number of rows follows the live ones.
+DENSE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 ATENS_LEAD: Final = 0.05
-#: Types in generated code, which knows no narrow floats.
-_CPP_TYPES: Final = {torch.float32: "float", torch.bfloat16: "uint16_t", torch.int32: "int32_t"}
-#: Dtypes whose functions the code of a library in progress already declares.
-_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[torch.dtype]]] = WeakKeyDictionary()
+#: What `kiln::linear` replaces, each with what its third argument is.
+_TARGETS: Final[Mapping[Any, str]] = {
+    torch.ops.aten.linear.default: "bias",
+    torch.ops.kiln.quantized_linear.default: "scales",
+}
 
 
 @torch.library.custom_op("kiln::linear", mutates_args=())
 def linear(
     activations: Tensor,
     weights: Sequence[Tensor],
+    scales: Sequence[Tensor],
     live_rows: Tensor | None = None,  # noqa: ARG001 - a hint, which this reference does without
 ) -> Tensor:
-    """Computes `functional.linear` with several weights at once.
+    """Computes `functional.linear` with several weights at once, or `kiln::quantized_linear`.
 
     A row's results depend on the row and the weights alone: not on other rows or the number of threads. Its last bits
     depend on whether 128 rows are live, because compiled code adds in another order then, and on no other number. In
-    bfloat16 for `x86-64-v4-amx` they depend on no number.
+    bfloat16 for `x86-64-v4-amx`, where weights are not quantized, they depend on no number.
 
     Args:
-        activations: [..., inputs], float32 or bfloat16.
-        weights: Each [outputs of this weight, inputs], of the same dtype.
+        activations: [..., inputs], of one of `DENSE_DTYPES`.
+        weights: Each [outputs of this weight, inputs], of the same dtype, or items of one of `bundle.abi.formats`.
+        scales: Of each quantized weight, float32 [outputs of this weight] or [1], or [outputs, 2 groups]; none if
+            weights are not quantized.
         live_rows: int32 [groups]; None if all rows are live. The rows of activations, numbered through all their
             dimensions, are so many groups of equal size; of each group, only that many leading rows are live. So
             [1] counts leading rows, and [R] counts the leading tokens of each row of [R, T, inputs].
@@ -78,79 +75,83 @@ def linear(
         [..., sum of outputs]: the results side by side. Compiled code leaves those of rows that are not live unwritten,
         and spends no time on them.
     """
+    if scales:
+        pairs = zip(weights, scales, strict=True)
+        return torch.cat([multiply_quantized(activations, items, scale) for items, scale in pairs], -1)
     return torch.cat([functional.linear(activations, weight) for weight in weights], -1)
 
 
 @linear.register_fake
-def _(activations: Tensor, weights: Sequence[Tensor], _live_rows: Tensor | None = None) -> Tensor:
+def _(
+    activations: Tensor, weights: Sequence[Tensor], _scales: Sequence[Tensor], _live_rows: Tensor | None = None
+) -> Tensor:
     return activations.new_empty((*activations.shape[:-1], sum(weight.shape[0] for weight in weights)))
 
 
-def use_linear_kernel(module: GraphModule, isa: str, live_rows: Mapping[int, Node] = MappingProxyType({})) -> int:
-    """Replaces linear layers in a graph by `kiln::linear`; layers with the same input share one call.
+def use_linear_kernel(module: GraphModule, live_rows: Mapping[int, Node] = MappingProxyType({})) -> set[DtypePair]:
+    """Replaces linear layers in a graph by `kiln::linear`; layers with the same input and dtypes share one call.
 
-    Keeps layers whose weight the graph computes, and layers that `MAX_ROWS` leaves to ATen.
+    Keeps layers whose weight the graph computes, and layers in other dtypes. Returns the dtypes of all calls.
 
     Args:
-        module: Is changed.
-        isa: Name of the instruction set for which the graph is compiled.
         live_rows: Tensors of the graph that say which rows are live, as `kiln::linear` takes them, by the number of
             rows of the activations that they are for; such as [1] by the number of sequences, and [sequences] by the
             number of their tokens. They must come before the layers.
-
-    Returns:
-        Number of calls of the kernel in the graph.
     """
-    layers_by_input: dict[Node, list[_Layer]] = {}
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
-        layer = _Layer.of(node)
-        if layer.fits(isa):
-            layers_by_input.setdefault(layer.activations, []).append(layer)
-    for layers in layers_by_input.values():
+    groups: dict[tuple[Node, DtypePair], list[_Layer]] = {}
+    for target in _TARGETS:
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            layer = _Layer.of(node)
+            if layer.is_served:
+                groups.setdefault((layer.activations, layer.dtypes), []).append(layer)
+    for layers in groups.values():
         # The input may have been a layer that this loop has replaced.
         activations = _Layer.of(layers[0].node).activations
         live = live_rows.get(activations.meta["val"].shape[:-1].numel())
         _join(module.graph, activations, layers, live)
     module.graph.lint()
     module.recompile()
-    return len(layers_by_input)
+    return {dtypes for _, dtypes in groups}
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A call of `aten.linear` in a graph."""
+    """A linear layer in a graph: a call of one of `_TARGETS`."""
 
     node: Node
     activations: Node
     weight: Node
-    bias: Node | None
+    bias: Node | None = None
+    scales: Node | None = None
 
     @classmethod
     def of(cls, node: Node) -> Self:
-        def argument(index: int) -> Any:
-            return node.args[index] if index < len(node.args) else None
+        last: Any = node.args[2] if len(node.args) > 2 else None
+        named = {_TARGETS[node.target]: last}
+        return cls(node, *node.args[:2], **named)  # type: ignore[arg-type]
 
-        return cls(node, argument(0), argument(1), argument(2))
+    @property
+    def dtypes(self) -> DtypePair:
+        return self.activations.meta["val"].dtype, self.weight.meta["val"].dtype
 
     @property
     def outputs(self) -> int:
         outputs: int = self.weight.meta["val"].shape[0]
         return outputs
 
-    def fits(self, isa: str) -> bool:
-        """Whether the kernel serves the layer."""
-        activations, weight = self.activations.meta["val"], self.weight.meta["val"]
-        return (
-            self.weight.op in {"get_attr", "placeholder"}
-            and weight.dtype == activations.dtype
-            and activations.shape[:-1].numel() <= MAX_ROWS.get(activations.dtype, {}).get(isa, 0)
-        )
+    @property
+    def is_served(self) -> bool:
+        if self.weight.op not in {"get_attr", "placeholder"}:
+            return False
+        dtype, own = self.dtypes
+        return self.scales is not None or (dtype == own and dtype in DENSE_DTYPES)
 
 
 def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer], live_rows: Node | None) -> None:
     with graph.inserting_before(layers[0].node):
         weights = [layer.weight for layer in layers]
-        joined = graph.call_function(torch.ops.kiln.linear.default, (activations, weights, live_rows))
+        scales = [layer.scales for layer in layers if layer.scales is not None]
+        joined = graph.call_function(torch.ops.kiln.linear.default, (activations, weights, scales, live_rows))
     first = 0
     for layer in layers:
         with graph.inserting_before(layer.node):
@@ -163,83 +164,100 @@ def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer], li
         graph.erase_node(layer.node)
 
 
-def compile_linear_kernel(job: LoweringJob) -> Path:
-    """Compiles the object that libraries with calls of `kiln::linear` link with. Valid inside `steered`."""
-    return compile_once(job, "linear", write_kernel_source())
+def compile_linear_kernel(job: LoweringJob, pair: DtypePair) -> Path:
+    """Compiles the object that libraries with calls of `kiln::linear` in a pair of dtypes link with. Valid inside
+    `steered`.
+    """
+    return compile_once(job, name_function(*pair), write_kernel_source([pair]))
 
 
-def write_kernel_source() -> str:
-    """Returns the kernel's source as one text, with one function for each dtype."""
+def compile_linear_kernels(job: LoweringJob) -> None:
+    """Does the same for the dtypes of most models, whose weights are not quantized."""
+    for dtype in (torch.float32, torch.bfloat16):
+        compile_linear_kernel(job, (dtype, dtype))
+
+
+def write_kernel_source(pairs: Iterable[DtypePair]) -> str:
+    """Returns the kernel's source as one text, with one function for each pair of dtypes."""
     entries = [
-        f'extern "C" void {_entry(dtype)} {{\n'
-        f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs, live, groups);\n}}\n"
-        for dtype, element in _ELEMENTS.items()
+        f'extern "C" void {_entry(pair)} {{\n'
+        f"  kiln::multiply<{', '.join(TYPES[dtype] for dtype in pair)}>(\n"
+        f"      out, activations, weights, scales, num_scales, outputs, count, rows, inputs, live, groups);\n}}\n"
+        for pair in pairs
     ]
     return "".join([read_kernel("linear.cpp"), *entries])
 
 
-def name_function(dtype: torch.dtype) -> str:
-    """Names the kernel's function for a dtype."""
-    return f"kiln_linear_{str(dtype).removeprefix('torch.')}"
+def name_function(activations: torch.dtype, weights: torch.dtype) -> str:
+    """Names the kernel's function for a pair of dtypes."""
+    names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (activations, weights))
+    return "_".join(["kiln_linear", *names])
 
 
-def _entry(dtype: torch.dtype) -> str:
-    """Declares the function for a dtype."""
+def _entry(pair: DtypePair) -> str:
     arguments = (
-        "void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, "
-        "int64_t rows, int64_t inputs, const int32_t* live, int64_t groups"
+        "void* out, const void* activations, const void* const* weights, const float* const* scales, "
+        "const int64_t* num_scales, const int64_t* outputs, int64_t count, int64_t rows, int64_t inputs, "
+        "const int32_t* live, int64_t groups"
     )
-    return f"{name_function(dtype)}({arguments})"
+    return f"{name_function(*pair)}({arguments})"
 
 
 class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call of the kernel in the generated code.
-
-    Inputs: activations, weights, and perhaps numbers of live rows. Its constant argument: the number of weights.
+    """A call of the kernel in the generated code. Inputs: activations, weights, scales, and perhaps numbers of live
+    rows. Its constant arguments: the numbers of weights and of scales.
     """
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
-        """Writes the call into the wrapper."""
         activations, *others = self.inputs
-        (num_weights,) = self.constant_args
-        weights, live = others[:num_weights], others[num_weights:]
-        dtype = self.get_dtype()
-        declared = _DECLARED.setdefault(wrapper, set())
-        if dtype not in declared:
-            declared.add(dtype)
-            wrapper.header.splice(f'extern "C" void {_entry(dtype)};\n')
+        num_weights, num_scales = self.constant_args
+        weights, others = others[:num_weights], others[num_weights:]
+        scales, live = others[:num_scales], others[num_scales:]
+        pair = activations.get_dtype(), weights[0].get_dtype()
+        declare(wrapper, _entry(pair))
         *rows, inputs = activations.get_size()
-        pointers = ", ".join(f"{weight.get_name()}.data_ptr()" for weight in weights)
-        outputs = ", ".join(str(weight.get_size()[0]) for weight in weights)
-        groups = live[0].get_size()[0] if live else 1
         wrapper.writelines(
             [
                 "{",
-                f"    const void* const weights[] = {{{pointers}}};",
-                f"    const int64_t outputs[] = {{{outputs}}};",
-                f"    const void* activations = {_pointer(activations)};",
-                f"    const int32_t* live = {_pointer(live[0]) if live else 'nullptr'};",
-                f"    {name_function(dtype)}({self.get_name()}.data_ptr(), activations, weights, outputs,",
-                f"        {len(weights)}, {torch.Size(rows).numel()}, {inputs}, live, {groups});",
+                f"    const void* const weights[] = {{{_join_pointers(weights)}}};",
+                f"    const int64_t outputs[] = {{{_join_sizes(weights)}}};",
+                f"    const void* activations = {point(activations)};",
+                f"    const int32_t* live = {point(live[0] if live else None)};",
+                *(
+                    [
+                        f"    const float* const scales[] = {{{', '.join(map(point, scales))}}};",
+                        f"    const int64_t num_scales[] = {{{', '.join(map(_count_scales, scales))}}};",
+                    ]
+                    if scales
+                    else ["    const float* const* const scales = nullptr;", "    const int64_t* num_scales = nullptr;"]
+                ),
+                f"    {name_function(*pair)}({self.get_name()}.data_ptr(), activations, weights, scales, num_scales,",
+                f"        outputs, {len(weights)}, {torch.Size(rows).numel()}, {inputs}, live,",
+                f"        {live[0].get_size()[0] if live else 1});",
                 "}",
             ]
         )
 
 
-def _pointer(tensor: Any) -> str:
-    """Writes the pointer to a tensor's first element, which may lie within another tensor's memory."""
-    element = _CPP_TYPES[tensor.get_dtype()]
-    return f"static_cast<const {element}*>({tensor.get_name()}.data_ptr()) + {tensor.get_layout().offset}"
+def _join_pointers(tensors: Sequence[Any]) -> str:
+    return ", ".join(f"{tensor.get_name()}.data_ptr()" for tensor in tensors)
+
+
+def _count_scales(scales: Any) -> str:
+    """Scales of an output; 0 if there is one for all of them."""
+    outputs, *groups = scales.get_size()
+    return str(groups[0]) if groups else "0" if outputs == 1 else "1"
+
+
+def _join_sizes(tensors: Sequence[Any]) -> str:
+    return ", ".join(str(tensor.get_size()[0]) for tensor in tensors)
 
 
 @register_lowering(torch.ops.kiln.linear.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
-def _lower_linear(activations: Any, weights: Sequence[Any], live_rows: Any = None) -> Any:
-    tensors = [activations, *weights, *([] if live_rows is None else [live_rows])]
-    inputs = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor)) for tensor in tensors]
-    first = inputs[0]
-    size = [*first.get_size()[:-1], sum(weight.get_size()[0] for weight in weights)]
-    strides = ir.FlexibleLayout.contiguous_strides(size)
-    layout = ir.FixedLayout(first.get_device(), first.get_dtype(), size, strides)
+def _lower_linear(activations: Any, weights: Sequence[Any], scales: Sequence[Any], live_rows: Any = None) -> Any:
+    tensors = [activations, *weights, *scales, *([] if live_rows is None else [live_rows])]
+    inputs = [make_contiguous(tensor) for tensor in tensors]
+    layout = lay_out(inputs[0], [*inputs[0].get_size()[:-1], sum(weight.get_size()[0] for weight in weights)])
     op = torch.ops.kiln.linear.default
-    call = _LinearCall(layout=layout, inputs=inputs, constant_args=(len(weights),), op_overload=op)
+    call = _LinearCall(layout=layout, inputs=inputs, constant_args=(len(weights), len(scales)), op_overload=op)
     return ir.TensorBox.create(call)

@@ -27,12 +27,8 @@ _INDEX_ARGUMENTS: Final = {"index", "indices"}
 def guard_indices(module: GraphModule, live_rows: Mapping[int, Node]) -> bool:
     """Keeps indices in range that a graph computes from logits, whatever values the logits have.
 
-    Args:
-        module: Is changed. Its linear layers are calls of `kiln::linear`.
-        live_rows: As `use_linear_kernel` takes it.
-
-    Returns:
-        Whether it was possible: whether `gather` alone takes such indices.
+    The graph's linear layers are calls of `kiln::linear`. Returns whether it was possible: whether `gather` alone takes
+    such indices.
     """
     if not live_rows:
         return False
@@ -70,12 +66,7 @@ def _clamp_index(module: GraphModule, gather: Node) -> None:
 
 def limit_rows(kernel: CppKernelProxy, nodes: Sequence[Any], step: StepShape) -> None:
     """Lets a kernel's loop over what each row has end at once in rows that are not live, if all that the loop computes
-    is made of logits, row by row.
-
-    Args:
-        kernel: Its code is not written yet.
-        nodes: Inductor's SchedulerNodes that it consists of.
-        step: The shape of the library's steps.
+    is made of logits, row by row. The kernel's code is not written yet.
     """
     loops = kernel.loop_nest.loops
     if len(loops) != 2 or step.rows == 1 or loops[0].size != step.rows or loops[0].steps != 1 or loops[1].size == 1:
@@ -119,5 +110,4 @@ def _is_limited_linear(call: Any) -> bool:
     """Whether a tensor [rows, outputs] is the result of `kiln::linear` for live rows."""
     if not isinstance(call, ExternKernelOut) or call.op_overload is not torch.ops.kiln.linear.default:
         return False
-    (num_weights,) = call.constant_args
-    return len(call.inputs) > 1 + num_weights and len(call.get_size()) == 2
+    return len(call.inputs) > 1 + sum(call.constant_args) and len(call.get_size()) == 2

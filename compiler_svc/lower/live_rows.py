@@ -29,15 +29,10 @@ _GUARDED: Final[ContextVar[bool]] = ContextVar("guarded", default=False)
 
 
 def find_live_rows(module: GraphModule, live: LiveInputs | None) -> Mapping[int, Node]:
-    """Finds what says which rows of activations are live, as `kiln::linear` takes it.
+    """Finds what says which rows of activations are live, as `kiln::linear` takes it, by the number of rows.
 
-    Args:
-        module: Gets operations that compute it, in front of all others.
-        live: The graph's inputs that say so; None if it has none.
-
-    Returns:
-        By the number of rows of the activations: [1] for one row of each sequence, [sequences] for all their tokens.
-        Empty if nothing is known.
+    The module gets operations that compute it, in front of all others: [1] for one row of each sequence, [sequences]
+    for all their tokens. Empty if nothing is known.
     """
     if live is None:
         return {}
@@ -58,10 +53,7 @@ def find_live_rows(module: GraphModule, live: LiveInputs | None) -> Mapping[int,
 
 def write_count(live: LiveInputs, *, tells_collectives: bool) -> str:
     """Writes C++ code that sets the variable from `input_handles`, the inputs of the graph that is lowered now.
-
-    Args:
-        live: The inputs that say it.
-        tells_collectives: Whether the graph's collectives move live tokens only.
+    `tells_collectives` says whether the graph's collectives move live tokens only.
     """
     num_rows, tokens = list(V.graph.graph_inputs.values())[live.tokens].get_size()
     tell = f"kiln_begin_step({num_rows}, {tokens}, {COUNT});\n" if tells_collectives else ""
@@ -88,10 +80,8 @@ def limited_loops(module: GraphModule, live: LiveInputs | None, *, guarded: bool
     """Inside the block, Inductor's loops over the tokens of a step end with the last live one.
 
     A loop is limited if all that it writes are tensors [rows, tokens, …], in the order of their elements, from what has
-    rows of tokens, too. What is smaller, such as positions, is computed whole: other code may read all of it.
-
-    Args:
-        guarded: What `guard_indices` returned; if so, loops over logits leave out rows that are not live.
+    rows of tokens, too. What is smaller, such as positions, is computed whole: other code may read all of it. With
+    `guarded`, which `guard_indices` returned, loops over logits leave out rows that are not live.
     """
     step = None
     if live is not None:
@@ -138,10 +128,7 @@ _JOIN: Final = OuterLoopFusedSchedulerNode.merge_outer_fusion_kernels
 
 def _goes_by_tokens(node: Any, step: StepShape, elements: int) -> bool:
     """Whether an operation makes tensors [rows, tokens, …], one token after the other, from what has tokens, too.
-
-    Args:
-        node: Inductor's SchedulerNode.
-        elements: Steps of the outermost loop for each token.
+    `elements` counts steps of the outermost loop for each token.
     """
     body = node._body  # noqa: SLF001 - Inductor's own code reads it
     for dep in node.read_writes.writes:
@@ -161,7 +148,6 @@ def _goes_by_tokens(node: Any, step: StepShape, elements: int) -> bool:
 
 def _reads_by_tokens(body: Any, name: str, step: StepShape, elements: int) -> bool:
     """Whether an operation reads a tensor of the shape [rows, tokens, …] one token after the other, as it writes.
-
     Otherwise that shape is chance, such as that of as many heads as there are tokens.
     """
     stride, first = _find_token_stride(name, step), body.iter_vars[0]

@@ -1,7 +1,5 @@
-"""Watches how much memory the processes of a lowering take.
-
-A process that runs out of memory can end in many ways, rarely with a clear error. So the memory that it took before
-tells why it ended.
+"""Watches how much memory the processes of a lowering take: a process that runs out of memory can end in many ways,
+rarely with a clear error, so the memory that it took before tells why it ended.
 """
 
 from __future__ import annotations
@@ -9,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from execution.forkserver.child import ChildProcess
 from execution.forkserver.descendants import find_descendants
 
 _INTERVAL_S: Final = 0.1
@@ -29,17 +28,12 @@ class MemoryWatch:
     """Remembers the largest data memory seen in a process, or in one that descends from it."""
 
     def __init__(self) -> None:
-        """Starts without having seen a process."""
         self._peak_bytes = 0
 
     @contextlib.asynccontextmanager
-    async def watching(self, find_pid: Callable[[], int | None]) -> AsyncIterator[None]:
-        """Looks at intervals until the block ends.
-
-        Args:
-            find_pid: Returns the id of the process; None until it exists.
-        """
-        task = asyncio.create_task(self._watch(find_pid))
+    async def watching(self, process: ChildProcess) -> AsyncIterator[None]:
+        """Looks at intervals until the block ends."""
+        task = asyncio.create_task(self._watch(process))
         try:
             yield
         finally:
@@ -48,27 +42,19 @@ class MemoryWatch:
                 await task
 
     def explains_end(self, limit_bytes: int, output: str) -> bool:
-        """Whether a process that ended without a result had reached its memory limit.
-
-        Args:
-            output: What the process and those that it started said.
-        """
+        """Whether a process that ended without a result had reached its memory limit."""
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
         return is_near or tells_refusal(output)
 
-    async def _watch(self, find_pid: Callable[[], int | None]) -> None:
+    async def _watch(self, process: ChildProcess) -> None:
         while True:
-            if (pid := find_pid()) is not None:
+            if (pid := process.pid) is not None:
                 self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, pid))
             await asyncio.sleep(_INTERVAL_S)
 
 
 def tells_refusal(output: str) -> bool:
-    """Whether a process says that it was refused memory.
-
-    Args:
-        output: What the process and those that it started said.
-    """
+    """Whether a process says that it was refused memory."""
     return _REFUSALS.search(output) is not None
 
 

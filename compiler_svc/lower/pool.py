@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,20 @@ from typing import Final
 import msgspec
 import structlog
 
-from bundle.confinement import LOWERING
-from bundle.shortage import find_shortage, outlast_shortages
+from bundle.host.confinement import LOWERING
+from bundle.host.shortage import find_shortage, outlast_shortages
 from compiler_svc.lower.errors import (
     LoweringFailed,
     LoweringMemoryExceeded,
     LoweringTimedOut,
     may_hide_memory_limit,
 )
-from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
+from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob
 from compiler_svc.lower.memory_watch import MemoryWatch
+from execution.failure import name_cause
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
+from execution.forkserver.task import Ending, decode, encode, run_task
 from execution.forkserver.watch import PATIENCE_S
 from execution.ranks.forkservers import INDUCTOR_ENVIRONMENT
 
@@ -62,13 +63,7 @@ class LoweringPool:
         timeout_s: float,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Sets the limits.
-
-        Args:
-            forkserver: The one that `make_forkserver` describes.
-            timeout_s: Time limit of one lowering.
-            memory_limit_bytes: Memory limit of each process of one lowering, including the C++ compiler's.
-        """
+        """`memory_limit_bytes` limits each process of one lowering, including the C++ compiler's."""
         self._forkserver = forkserver
         self._slots = asyncio.Semaphore(num_processes)
         self._timeout_s = timeout_s
@@ -79,16 +74,7 @@ class LoweringPool:
     ) -> tuple[LoweredExecutable, ...]:
         """Lowers all jobs. The first failure, or cancelling the call, ends all lowerings and their child processes.
 
-        Returns:
-            Executables in the order of the jobs; their files are in the jobs' directories.
-
-        Raises:
-            LoweringFailed: A process ended without an executable.
-            LoweringMemoryExceeded: A process reached its memory limit.
-            LoweringTimedOut: A process reached its time limit.
-            ProgramUnsupported: A program cannot be lowered.
-            ResourcesShort: The host has no room for a process, or a process found none for its files.
-            ToolchainMissing: A job needs a C++ compiler, and this host has none.
+        Returns executables in the order of the jobs; their files are in the jobs' directories.
         """
         done = 0
 
@@ -116,13 +102,12 @@ class LoweringPool:
             backend: LoweringBackend = resolve_name(str(lowering.backend))
             return backend(job)
         lowering.toolchain.require_programs()
-        exit_code, memory = await outlast_shortages(partial(self._run, job))
-        outcome = read_outcome(job)
-        if isinstance(outcome, LoweredExecutable):
-            return outcome
-        output, how = job.log_path.read_text(errors="replace"), _describe_end(exit_code)
-        if outcome is not None:
-            error = outcome.to_error()
+        ending, memory = await outlast_shortages(partial(self._run, job))
+        error = ending.failure
+        if ending.answer is not None and error is None:
+            return decode(ending.answer, LoweredExecutable)
+        output, how = job.log_path.read_text(errors="replace"), name_cause(ending.exit_code)
+        if error is not None:
             if may_hide_memory_limit(error):
                 self._check_memory(job, memory, f"{output}\n{error}")
             if not isinstance(error, LoweringFailed):
@@ -139,32 +124,30 @@ class LoweringPool:
         if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, output):
             raise LoweringMemoryExceeded(job.tag, limit_bytes)
 
-    async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:
-        call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory),))
+    async def _run(self, job: LoweringJob) -> tuple[Ending, MemoryWatch]:
         limit_bytes = self._memory_limit_bytes
         data_bytes = None if limit_bytes is None else limit_bytes + job.reserved_bytes
-        confinement = msgspec.structs.replace(LOWERING, data_bytes=data_bytes)
-        with job.log_path.open("wb") as log:
-            process = self._forkserver.start(
-                call, name="kiln-lowering", stderr_fd=log.fileno(), confinement=confinement
-            )
         memory = MemoryWatch()
-        try:
-            async with asyncio.timeout(self._timeout_s), memory.watching(lambda: process.pid):
-                exit_code = await process.wait()
-        except TimeoutError:
-            raise LoweringTimedOut(job.tag, self._timeout_s) from None
-        finally:
-            await asyncio.shield(process.end())
-        return exit_code, memory
+        with job.log_path.open("wb") as log:
+            try:
+                ending = await run_task(
+                    self._forkserver,
+                    Call(f"{_LOWERING_PROCESS}:run_job"),
+                    encode(job),
+                    name="kiln-lowering",
+                    confinement=msgspec.structs.replace(LOWERING, data_bytes=data_bytes),
+                    stderr_fd=log.fileno(),
+                    timeout_s=self._timeout_s,
+                    watching=memory.watching,
+                )
+            except TimeoutError:
+                raise LoweringTimedOut(job.tag, self._timeout_s) from None
+        return ending, memory
 
 
 def make_forkserver(parent: ForkserverClient | None = None, *, patience_s: float = PATIENCE_S) -> Forkserver:
-    """Describes the forkserver of lowerings, which loads Inductor when the first lowering starts.
-
-    Args:
-        parent: See `Forkserver`; its environment has `LOWERING_ENVIRONMENT`.
-        patience_s: See `Forkserver`.
+    """Describes the forkserver of lowerings, which loads Inductor when the first lowering starts. The environment of a
+    parent (see `Forkserver`) has `LOWERING_ENVIRONMENT`.
     """
     return Forkserver(
         "kiln-lowerings",
@@ -174,12 +157,6 @@ def make_forkserver(parent: ForkserverClient | None = None, *, patience_s: float
         parent=parent,
         patience_s=patience_s,
     )
-
-
-def _describe_end(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "the process that it was forked from"
-    return signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _tail(output: str) -> str:

@@ -32,7 +32,7 @@ _HEADERS: Final = "compiler_svc.lower.common_objects:precompile_headers"
 _OBJECTS: Final = (
     "compiler_svc.lower.attend:compile_attend_kernels",
     "compiler_svc.lower.common_objects:compile_interface",
-    "compiler_svc.lower.linear:compile_linear_kernel",
+    "compiler_svc.lower.linear:compile_linear_kernels",
     "compiler_svc.lower.top:compile_top_kernel",
 )
 

@@ -1,7 +1,5 @@
-"""The lowering process, from its fork to its end.
-
-Runs the job in a directory and writes the outcome there. A named error is an outcome; so are class and message of any
-other error, which ends the process with a traceback in the job's log.
+"""The lowering process, from its fork to its end. A named error is an answer; so are class and message of any other
+error, whose traceback goes to the job's log.
 """
 
 from __future__ import annotations
@@ -9,19 +7,19 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
 
 from bundle.errors import KilnError
 from compiler_svc.lower.errors import LoweringFailed
-from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
-from execution.failure import Failure
+from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob
 from execution.forkserver.parent_death import end_tree_with_parent
+from execution.forkserver.task import decode, serve_order
 from targets.registry import TARGETS
 
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -47,21 +45,25 @@ def _list_needed() -> Iterator[str]:
             yield from (module, *lowering.preloaded)
 
 
-def run_job(path: str) -> None:
-    """Runs the job in the directory `path`."""
+def run_job(order_fd: int, answer_fd: int) -> None:
+    """Runs the job of an order."""
     # Not this process alone: the C++ compiler would go on.
     end_tree_with_parent(os.getppid())
-    job = read_job(Path(path))
+    serve_order(order_fd, answer_fd, _lower)
+
+
+def _lower(order: bytes) -> LoweredExecutable:
+    job = decode(order, LoweringJob)
     _settle(job)
     # Resolved here, because `preload` first sets the directory in which Inductor makes its cache.
     backend: LoweringBackend = resolve_name(str(job.options.lowering.backend))
     try:
-        write_outcome(job, backend(job))
-    except KilnError as error:
-        write_outcome(job, Failure.of(error))
-    except Exception as error:
-        write_outcome(job, Failure.of(LoweringFailed(job.tag, _describe(error))))
+        return backend(job)
+    except KilnError:
         raise
+    except Exception as error:
+        traceback.print_exc()
+        raise LoweringFailed(job.tag, _describe(error)) from error
 
 
 def _describe(error: Exception) -> str:

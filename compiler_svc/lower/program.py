@@ -20,8 +20,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 import execution.attention.operators  # programs that call these operators are loaded here
 import execution.collectives.operators  # noqa: F401
 from compiler_svc.lower.errors import ProgramUnsupported
-from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, NeuronSubmodel, write_job
+from compiler_svc.lower.job import LiveInputs, LoweredExecutable, LoweringJob, LoweringOptions, NeuronSubmodel
 from execution.executors.program_file import read_program
+from targets.cpu import EXPORTED_PROGRAM
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
 _COLLECTIVES: Final = (torch.ops.kiln.all_reduce.default, torch.ops.kiln.all_gather.default)
@@ -30,11 +31,7 @@ _KEPT_METADATA: Final = ("val", "tensor_meta")
 
 
 def constant_names(program: ExportedProgram) -> tuple[str, ...]:
-    """Names of the tensors that the program needs: its parameters and persistent buffers, in its own order.
-
-    Raises:
-        ProgramUnsupported: The program is not functional, or holds tensors of its own, which no weight set has.
-    """
+    """Names of the tensors that the program needs: its parameters and persistent buffers, in its own order."""
     names = []
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
@@ -69,9 +66,8 @@ def save_program(program: ExportedProgram, path: Path) -> None:
 
 @contextmanager
 def _without_self_test() -> Iterator[None]:
-    """Keeps torch from testing whether it can put a copy of the written program into a canonical order.
-
-    The test has no effect and takes two thirds of the time of writing.
+    """Keeps torch from testing whether it can put a copy of the written program into a canonical order. The test has no
+    effect and takes two thirds of the time of writing.
     """
     test = vars(serialize)["canonicalize"]
     vars(serialize)["canonicalize"] = lambda *_: None
@@ -134,18 +130,13 @@ def stage_job(
     live: LiveInputs | None = None,
     neuron: NeuronSubmodel | None = None,
 ) -> LoweringJob:
-    """Writes a program, without its weights, and a job for it.
+    """Writes a program, without its weights, and a job for it. Creates both directories.
 
     Args:
         program: A functional program: its last `num_state` inputs are the state, its last `num_state` outputs the new
             state. Only names, shapes and dtypes of its weights count; they may be fake or uninitialized.
-        directory: Directory of this job alone; created here.
-        cache_dir: Directory that all jobs share; created here.
-        live: What the program may skip, if it takes inputs that say so.
+        directory: Directory of this job alone, whereas all jobs share `cache_dir`.
         neuron: The same submodel for Neuron's lowering, which takes no program: none is written then.
-
-    Raises:
-        ProgramUnsupported: The program is not functional, or holds tensors of its own.
     """
     job = LoweringJob(
         tag=tag,
@@ -163,5 +154,15 @@ def stage_job(
     job.cache_dir.mkdir(parents=True, exist_ok=True)
     if neuron is None:
         save_program(program, job.program_path)
-    write_job(job)
     return job
+
+
+def keep_program(job: LoweringJob) -> LoweredExecutable:
+    """Returns the staged program as the executable."""
+    return LoweredExecutable(
+        tag=job.tag,
+        path=job.program_path,
+        format=EXPORTED_PROGRAM.name,
+        state_convention=EXPORTED_PROGRAM.state_convention,
+        constants=job.constants,
+    )

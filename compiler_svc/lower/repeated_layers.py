@@ -33,15 +33,8 @@ _LAYERS: Final[dict[str, GraphModule]] = {}
 
 @torch.library.custom_op("kiln::call_layer", mutates_args=("state",))
 def call_layer(layer: str, reads: Sequence[Tensor], state: Sequence[Tensor]) -> Tensor:
-    """Calls a layer that `outline_layers` made.
-
-    Args:
-        layer: Its name.
-        reads: Hidden values, weights and whatever else the layer reads, in the layer's order.
-        state: What the layer writes in place.
-
-    Returns:
-        The value that others read.
+    """Calls a layer that `outline_layers` made; returns the value that others read. The layer reads hidden values,
+    weights and whatever else is in `reads`, in its own order, and writes `state` in place.
     """
     value: Tensor = _LAYERS[layer](*reads, *state)
     return value
@@ -62,9 +55,8 @@ CALL_LAYER: Final = torch.ops.kiln.call_layer.default
 def outline_layers(module: GraphModule) -> dict[str, GraphModule]:
     """Replaces a graph's equal layers by calls of `kiln::call_layer`.
 
-    Returns:
-        The layers by name: each a module of `(*reads, *state) -> value` without weights of its own. Empty if no layer
-        is equal to another.
+    Returns the layers by name: each a module of `(*reads, *state) -> value` without weights of its own. Empty if no
+    layer is equal to another.
     """
     _fill_in_values(module.graph)
     _advance_copies(module.graph)
@@ -92,9 +84,8 @@ def _fill_in_values(graph: Graph) -> None:
 
 
 def _advance_copies(graph: Graph) -> None:
-    """Moves the copy that updates a state to the place where the new state is computed, which is in its layer.
-
-    A copy stays if something reads the old state afterwards.
+    """Moves the copy that updates a state to the place where the new state is computed, which is in its layer. A copy
+    stays if something reads the old state afterwards.
     """
     places = {node: place for place, node in enumerate(graph.nodes)}
     for copy in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
@@ -188,7 +179,6 @@ class _Segment:
         return cls(name, nodes, inputs[: len(inputs) - len(written)], list(written), values[0])
 
     def extract(self) -> GraphModule:
-        """Makes a module of the layer."""
         graph = Graph()
         copies: dict[Node, Node] = {}
         for index, node in enumerate((*self.reads, *self.state)):
@@ -200,7 +190,6 @@ class _Segment:
         return GraphModule(torch.nn.Module(), graph)
 
     def replace_by_call(self) -> None:
-        """Replaces the layer in its graph by a call."""
         graph = self.value.graph
         with graph.inserting_after(self.nodes[-1]):
             call = graph.call_function(CALL_LAYER, (self.name, self.reads, self.state))
@@ -211,7 +200,6 @@ class _Segment:
 
 
 def _list_written(node: Node) -> Iterator[Node]:
-    """Lists the arguments that an operation writes."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return

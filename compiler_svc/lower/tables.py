@@ -105,9 +105,7 @@ def write_constructor(wrapper: CppWrapperCpu) -> None:
 
 def write_input_checks(wrapper: CppWrapperCpu, count: str = "") -> None:
     """Replaces `generate_input_output_runtime_checks`: writes the function that a step calls first, with its table.
-
-    Args:
-        count: Code that reads from `input_handles` which tokens of the step are live; see `live_rows.write_count`.
+    `count` is code that reads from `input_handles` which tokens of the step are live; see `live_rows.write_count`.
     """
     inputs = V.graph.graph_inputs.values()
     rows = [f"{{{_dtype(one.get_dtype())}, {len(one.get_size())}}}" for one in inputs]
@@ -133,7 +131,6 @@ def _list_extents(tensors: Iterable[torch.Tensor]) -> list[str]:
 
 
 def _dtype(dtype: torch.dtype) -> str:
-    """Names torch's function that returns the number of a dtype."""
     return f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}"
 
 

@@ -1,5 +1,4 @@
 """`kiln::take_top`: finds the candidates of sampling in live rows, with a kernel of our own. See kernels/top.cpp.
-
 torch's `topk` costs as much in idle rows as in others: a tenth of a step of 16 rows, of which one is live.
 """
 
@@ -8,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -19,14 +17,13 @@ from torch.fx import GraphModule, Node
 
 from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.kernel_calls import declare, lay_out, make_contiguous, point
 
 _FUNCTION: Final = "kiln_take_top"
-_DECLARATION: Final = (
-    f'extern "C" void {_FUNCTION}(int64_t* places, const int64_t* keys, int64_t rows, int64_t width, int64_t count, '
+_ENTRY: Final = (
+    f"{_FUNCTION}(int64_t* places, const int64_t* keys, int64_t rows, int64_t width, int64_t count, "
     "const int32_t* live)"
 )
-#: Libraries in progress whose code declares the function already.
-_DECLARED: Final[WeakSet[PythonWrapperCodegen]] = WeakSet()
 
 
 @torch.library.custom_op("kiln::take_top", mutates_args=())
@@ -35,7 +32,6 @@ def take_top(keys: Tensor, count: int, live_rows: Tensor) -> Tensor:
 
     Args:
         keys: int64 [rows, width], different within a row.
-        count: How many to find.
         live_rows: int32 [1]: how many rows are live; the first ones.
 
     Returns:
@@ -51,14 +47,8 @@ def _(keys: Tensor, count: int, _live_rows: Tensor) -> Tensor:
 
 
 def use_top_kernel(module: GraphModule, live_rows: Mapping[int, Node]) -> int:
-    """Replaces `topk` of keys, of which a graph uses the places alone, by `kiln::take_top`.
-
-    Args:
-        module: Is changed.
-        live_rows: As `use_linear_kernel` takes it.
-
-    Returns:
-        Number of calls of the kernel in the graph.
+    """Replaces `topk` of keys, of which a graph uses the places alone, by `kiln::take_top`. `live_rows` is as
+    `use_linear_kernel` takes it.
     """
     num_calls = 0
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.topk.default):
@@ -87,37 +77,26 @@ def compile_top_kernel(job: LoweringJob) -> Path:
 def write_kernel_source() -> str:
     """Returns the kernel's source as one text."""
     call = "kiln::take_top(places, keys, rows, width, count, *live);"
-    return f"{read_kernel('top.cpp')}{_DECLARATION} {{\n  {call}\n}}\n"
+    return f'{read_kernel("top.cpp")}extern "C" void {_ENTRY} {{\n  {call}\n}}\n'
 
 
 class _TopCall(ir.ExternKernelOut):  # type: ignore[misc]
     """A call of the kernel in the generated code. Inputs: keys, number of live rows. Constant argument: the count."""
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
-        """Writes the call into the wrapper."""
-        if wrapper not in _DECLARED:
-            _DECLARED.add(wrapper)
-            wrapper.header.splice(f"{_DECLARATION};\n")
+        declare(wrapper, _ENTRY)
         keys, live = self.inputs
         (count,) = self.constant_args
         rows, width = keys.get_size()
         wrapper.writeline(
-            f"{_FUNCTION}(static_cast<int64_t*>({self.get_name()}.data_ptr()), {_pointer(keys, 'int64_t')}, "
-            f"{rows}, {width}, {count}, {_pointer(live, 'int32_t')});"
+            f"{_FUNCTION}(static_cast<int64_t*>({self.get_name()}.data_ptr()), {point(keys)}, "
+            f"{rows}, {width}, {count}, {point(live)});"
         )
-
-
-def _pointer(tensor: Any, element: str) -> str:
-    """Writes the pointer to a tensor's first element, which may lie within another tensor's memory."""
-    return f"static_cast<const {element}*>({tensor.get_name()}.data_ptr()) + {tensor.get_layout().offset}"
 
 
 @register_lowering(torch.ops.kiln.take_top.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
 def _lower_top(keys: Any, count: int, live_rows: Any) -> Any:
-    inputs = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(one)) for one in (keys, live_rows)]
-    size = [inputs[0].get_size()[0], count]
-    layout = ir.FixedLayout(
-        inputs[0].get_device(), inputs[0].get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size)
-    )
+    inputs = [make_contiguous(one) for one in (keys, live_rows)]
+    layout = lay_out(inputs[0], [inputs[0].get_size()[0], count])
     op = torch.ops.kiln.take_top.default
     return ir.TensorBox.create(_TopCall(layout=layout, inputs=inputs, constant_args=(count,), op_overload=op))

@@ -1,5 +1,4 @@
-"""What Kiln's operators become in graphs that torch-xla traces; registered in a process that lowers for XLA, and in no
-other.
+"""What Kiln's operators become in graphs that torch-xla traces; registered only in a process that lowers for XLA.
 
 `kiln::attend` is its reference, made of torch's operators with masks and gathers of static shapes. `kiln::linear` needs
 nothing: graphs get it from the lowering for cpu alone. `kiln::argmax` and `kiln::topk` are torch's, which XLA expands
@@ -51,11 +50,9 @@ _COLLECTIVES: Final[Mapping[str, Callable[..., Any]]] = {"all_reduce": all_reduc
 def register_operators(**own: Callable[..., Any]) -> Iterator[None]:
     """Registers operators for tensors of XLA devices, until the block ends.
 
-    Args:
-        own: Implementations by the names of operators in `kiln`, in place of those here or of the operator's own. They
-            take and give what the operators' schemas say: `argmax(values)` gives int32 places, `topk(values, count)`
-            values and int32 places, largest first; which of equal values it takes, and in what order, is open. Both get
-            float32 alone.
+    `own` has implementations by the names of operators in `kiln`, in place of those here or of the operator's own. They
+    take and give what the operators' schemas say: `argmax(values)` gives int32 places, `topk(values, count)` values and
+    int32 places, largest first; which of equal values it takes, and in what order, is open. Both get float32 alone.
     """
     library = torch.library.Library("kiln", "IMPL")  # type: ignore[no-untyped-call]
     try:

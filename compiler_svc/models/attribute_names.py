@@ -11,12 +11,10 @@ from compiler_svc.models.attributes import AttributeReader
 
 @dataclass(frozen=True, slots=True)
 class AttributeNames:
-    """What a family's `config.json` calls attributes.
+    """What a family's `config.json` calls attributes; those that are not listed have their common name.
 
-    Attributes:
-        names: By the common name, the names that `config.json` may have: the family's own, by which errors call the
-            attribute, then others that transformers takes for it. Without any, the family has no such attribute.
-            Attributes that are not listed have their common name.
+    `names` lists, by the common name, the names that it may have: the family's own, by which errors call the attribute,
+    then others that transformers takes for it. Without any, the family has no such attribute.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -16,10 +16,7 @@ from compiler_svc.models.size_limits import find_largest_value
 class AttributeReader:
     """Reads attributes of one JSON object. A mistake is noted and the fallback returned; `finish` raises.
 
-    JSON null counts as absent. In a `with` statement, the end of the body finishes.
-
-    Attributes:
-        family: Models that the object describes, for the error.
+    JSON null counts as absent. In a `with` statement, the end of the body finishes. Errors call the models `family`.
     """
 
     values: Mapping[str, Any]
@@ -105,12 +102,7 @@ class AttributeReader:
         _note(self.not_served, FieldViolation(self.prefix + name, _show(value), accepted))
 
     def finish(self) -> None:
-        """Complains about everything noted.
-
-        Raises:
-            ModelConfigInvalid: Some values are impossible.
-            ModelNotServed: All are possible, but some are not served.
-        """
+        """Complains about everything noted."""
         if self.invalid:
             raise ModelConfigInvalid(self.invalid, family=self.family)
         if self.not_served:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from compiler_svc.models.attribute_names import COMMON_NAMES, AttributeNames
 from compiler_svc.models.attributes import AttributeReader
+from compiler_svc.models.packings import read_packing
 from compiler_svc.models.rope_config import (
     DEFAULT_ROPE_OPTIONS,
     ROPE_ATTRIBUTES,
@@ -68,11 +69,6 @@ class DecoderConfig(CommonConfig):
 
     rms_norm_eps: float
 
-    @property
-    def norm_eps(self) -> float:
-        """Epsilon of the norms."""
-        return self.rms_norm_eps
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNormConfig(CommonConfig):
@@ -80,55 +76,31 @@ class LayerNormConfig(CommonConfig):
 
     layer_norm_eps: float
 
-    @property
-    def norm_eps(self) -> float:
-        """Epsilon of the norms."""
-        return self.layer_norm_eps
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingConfig(DecoderConfig):
-    """The record of families all of whose layers have one window.
-
-    Attributes:
-        sliding_window: How many positions up to its own a token attends to; None: all.
-    """
+    """The record of families all of whose layers have one window, in positions up to a token's own; None: all."""
 
     sliding_window: int | None
-
-    @property
-    def windows(self) -> Windows:
-        """The window of each layer."""
-        return (self.sliding_window,) * self.num_hidden_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWindowConfig(DecoderConfig):
-    """The record of families some of whose layers have a window.
-
-    Attributes:
-        windows: The window of each layer.
-    """
+    """The record of families some of whose layers have a window."""
 
     windows: Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingLayersConfig(DecoderConfig):
-    """The record of families whose layers have one window or none, as `layer_types` says.
-
-    Attributes:
-        sliding_window: How many positions up to its own a token of layers that slide attends to.
-        sliding_layers: Which layers slide.
-    """
+    """The record of families whose layers have one window or none, as `layer_types` says."""
 
     sliding_window: int | None
     sliding_layers: tuple[bool, ...]
 
-    @property
-    def windows(self) -> Windows:
-        """The window of each layer."""
-        return tuple(self.sliding_window if slides else None for slides in self.sliding_layers)
+    def find_window(self, layer: int) -> int | None:
+        """The window of a layer."""
+        return self.sliding_window if self.sliding_layers[layer] else None
 
 
 def list_config_attributes(config: type[CommonConfig], names: AttributeNames = COMMON_NAMES) -> frozenset[str]:
@@ -137,59 +109,16 @@ def list_config_attributes(config: type[CommonConfig], names: AttributeNames = C
     return frozenset({"quantization_config"}.union(*map(names.list_names, common)))
 
 
-def read_decoder(
-    model: AttributeReader,
-    architecture: str,
-    *,
-    num_key_value_heads: int | None = None,
-    head_dim: int | None = None,
-    max_position_embeddings: int = 2048,
-    rms_norm_eps: float = 1e-6,
-    rope: RopeOptions = DEFAULT_ROPE_OPTIONS,
-    hidden_act: str = "silu",
-    act_attribute: str = "hidden_act",
-    tie_word_embeddings: bool = False,
-) -> dict[str, Any]:
-    """Reads what families with root mean square norms have in common; mistakes are noted in `model`.
-
-    Args:
-        act_attribute: The attribute that names the activation.
-
-    Returns:
-        Fields of `DecoderConfig`, by name; see `read_common`.
-    """
-    common = read_common(
-        model,
-        architecture,
-        names=AttributeNames({"hidden_act": (act_attribute,)}),
-        num_key_value_heads=num_key_value_heads,
-        head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
-        rope=rope,
-        hidden_act=hidden_act,
-        tie_word_embeddings=tie_word_embeddings,
-    )
-    return common | {"rms_norm_eps": model.number("rms_norm_eps", rms_norm_eps)}
+def read_decoder(model: AttributeReader, *, rms_norm_eps: float = 1e-6, **options: Any) -> dict[str, Any]:
+    """Reads the fields of `DecoderConfig`; `options` are those of `read_common`."""
+    return read_common(model, **options) | {"rms_norm_eps": model.number("rms_norm_eps", rms_norm_eps)}
 
 
 def read_layer_norm_decoder(
-    model: AttributeReader,
-    architecture: str,
-    *,
-    names: AttributeNames = COMMON_NAMES,
-    layer_norm_eps: float = 1e-5,
-    **defaults: Any,
+    model: AttributeReader, *, names: AttributeNames = COMMON_NAMES, layer_norm_eps: float = 1e-5, **options: Any
 ) -> dict[str, Any]:
-    """Reads what families with layer normalization have in common; mistakes are noted in `model`.
-
-    Args:
-        layer_norm_eps: Default.
-        defaults: Other arguments of `read_common`.
-
-    Returns:
-        Fields of `LayerNormConfig`, by name.
-    """
-    common = read_common(model, architecture, names=names, **defaults)
+    """Reads the fields of `LayerNormConfig`; `options` are those of `read_common`."""
+    common = read_common(model, names=names, **options)
     if names.has("layer_norm_eps"):
         layer_norm_eps = model.number(names.find(model, "layer_norm_eps"), layer_norm_eps)
     return common | {"layer_norm_eps": layer_norm_eps}
@@ -197,7 +126,6 @@ def read_layer_norm_decoder(
 
 def read_common(
     model: AttributeReader,
-    architecture: str,
     *,
     names: AttributeNames = COMMON_NAMES,
     num_key_value_heads: int | None = None,
@@ -208,20 +136,16 @@ def read_common(
     hidden_act: str = "silu",
     tie_word_embeddings: bool = False,
 ) -> dict[str, Any]:
-    """Reads what all families have in common; mistakes are noted in `model`.
+    """Reads the fields of `CommonConfig`, by name; mistakes are noted in `model`.
 
     Attributes that shape the weights are required; others take transformers' defaults, which the arguments give where
     families differ. `pad_token_id` is `read_token_ids`' matter.
 
     Args:
-        names: What the family calls the attributes.
         num_key_value_heads: Default; None: as many as attention heads.
         head_dim: Default; None: the hidden size divided among the attention heads.
         intermediate_ratio: Default of the intermediate size, as a multiple of the hidden size; None: it is required.
         rope: How the family reads its rotary embedding; None: it has none.
-
-    Returns:
-        Fields of `CommonConfig`, by name.
     """
 
     def read(name: str, default: int | None = None) -> int:
@@ -238,14 +162,13 @@ def read_common(
     # Values that stand in for mistakes would only cause more of them.
     if not model.invalid:
         _check_dimensions(model, names, (hidden_size, num_heads, num_kv_heads, dim), divides_hidden=head_dim is None)
-    if model.values.get("quantization_config"):
-        model.note_not_served("quantization_config", model.values["quantization_config"], "an unquantized checkpoint")
+    read_packing(model)
     if names.has("hidden_act"):
         hidden_act = model.choice(names.find(model, "hidden_act"), hidden_act, HIDDEN_ACTS)
     positions = read("max_position_embeddings", max_position_embeddings)
     read_kind = partial(read_rope, model, head_dim=dim, max_position_embeddings=positions)
     return {
-        "architecture": architecture,
+        "architecture": model.values["architectures"][0],
         "vocab_size": read("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": read("intermediate_size", intermediate_ratio and intermediate_ratio * hidden_size),
@@ -293,15 +216,7 @@ def read_layer_windows(model: AttributeReader) -> Windows:
 
 
 def read_sliding_layers(model: AttributeReader, by_default: tuple[bool, ...], *, window: int | None) -> dict[str, Any]:
-    """Reads the window of families whose `layer_types` says which layers have it.
-
-    Args:
-        by_default: Which layers slide if it does not say; as many as there are layers.
-        window: Default of `sliding_window`.
-
-    Returns:
-        Fields of `SlidingLayersConfig`, by name.
-    """
+    """Reads the fields of `SlidingLayersConfig`; `by_default` says which layers slide if `layer_types` does not."""
     size, slides = read_window(model, window), _read_layer_types(model, by_default)
     if size is None and any(slides):
         model.note_invalid("sliding_window", None, f"an integer, as layers are {_SLIDING}")

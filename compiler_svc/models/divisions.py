@@ -12,12 +12,7 @@ from compiler_svc.models.head_layout import PADDING_HEAD, HeadLayout, lay_out_he
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring entries of an axis.
-
-    Attributes:
-        start: The first one in the whole tensor; None if a part holds zeros instead.
-        length: How many.
-    """
+    """`length` neighbouring entries of an axis, from `start` in the whole tensor on; without a start, zeros instead."""
 
     start: int | None
     length: int
@@ -38,11 +33,7 @@ class Evenly:
 
 @dataclass(frozen=True, slots=True)
 class ByHeads:
-    """Whole attention heads: those that `head_layout.lay_out_heads` gives to each rank.
-
-    Attributes:
-        kind: Whether the axis holds query heads or KV heads, of `head_dim` entries each.
-    """
+    """Whole attention heads, of `head_dim` entries each: those that `head_layout.lay_out_heads` gives to each rank."""
 
     kind: Literal["query", "kv"]
     num_query_heads: int
@@ -62,18 +53,40 @@ class ByHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class Grouped:
+    """As another axis is divided, with `entries` for each group of its `size` neighbouring ones, which stay whole."""
+
+    base: Axis
+    size: int
+    entries: int
+
+    def fits(self, tp_degree: int) -> bool:
+        """Whether every part consists of whole groups."""
+        runs = (run for runs in self.base.divide(tp_degree) for run in runs)
+        return all((run.start or 0) % self.size == run.length % self.size == 0 for run in runs)
+
+    def divide(self, length: int, tp_degree: int) -> RunsByRank:
+        """The parts of the axis, which has `length` entries."""
+        assert length == self.base.length // self.size * self.entries
+        return tuple(tuple(map(self._scale, runs)) for runs in self.base.divide(tp_degree))
+
+    def _scale(self, run: Run) -> Run:
+        start = None if run.start is None else run.start // self.size * self.entries
+        return Run(start, run.length // self.size * self.entries)
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a tensor.
+    """One axis of a whole tensor.
 
     Attributes:
-        length: Entries of the whole tensor.
         division: How ranks share it; None if every rank holds all of it.
         attribute: The attribute of `config.json` that gives the length, for errors.
         parts: Axes that lie one after another on this one, if each is divided by itself, as in a fused projection.
     """
 
     length: int
-    division: Evenly | ByHeads | None = None
+    division: Evenly | ByHeads | Grouped | None = None
     attribute: str = ""
     parts: tuple[Axis, ...] = ()
 
@@ -100,6 +113,12 @@ class Axis:
 def join_axes(*parts: Axis) -> Axis:
     """The axis of tensors that are joined along it; every rank holds its part of each."""
     return Axis(sum(part.length for part in parts), parts=parts)
+
+
+def group_axis(axis: Axis, size: int, entries: int) -> Axis:
+    """The axis of what stands for groups of `size` entries of another one, `entries` for each."""
+    division = Grouped(axis, size, entries) if axis.is_divided else None
+    return Axis(axis.length // size * entries, division, axis.attribute)
 
 
 def share_of(length: int, tp_degree: int) -> int:

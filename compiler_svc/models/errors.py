@@ -1,10 +1,4 @@
-"""Errors of model configurations.
-
-KilnError
-└── ModelError
-    ├── ModelConfigInvalid    a `config.json` with missing or impossible attributes
-    └── ModelNotServed        an architecture or attribute that this compiler does not build
-"""
+"""Errors of model configurations."""
 
 from __future__ import annotations
 
@@ -17,16 +11,12 @@ from bundle.errors import FieldViolation, KilnError
 NOTHING: Final = "nothing"
 
 
-class ModelError(KilnError):
+class ModelError(KilnError, code="INVALID_ARGUMENT", reason="MODEL_CONFIG_INVALID"):
     """Root of the errors of model configurations."""
-
-    reason = "MODEL_CONFIG_INVALID"
 
 
 class ModelConfigInvalid(ModelError):
     """A `config.json` with missing or impossible attributes."""
-
-    reason = "MODEL_CONFIG_INVALID"
 
     def __init__(self, violations: Sequence[FieldViolation], *, family: str = "") -> None:
         """Takes all mistakes, and the family of models whose attributes are missing among them."""
@@ -41,11 +31,8 @@ class ModelConfigInvalid(ModelError):
             super().__init__(f"config.json is invalid: {text}", violations=tuple(violations))
 
 
-class ModelNotServed(ModelError):
+class ModelNotServed(ModelError, reason="FEATURE_NOT_SERVED"):
     """An architecture or attribute that this compiler does not build."""
 
-    reason = "FEATURE_NOT_SERVED"
-
-    def __init__(self, violations: Sequence[FieldViolation]) -> None:
-        text = "; ".join(map(str, violations))
-        super().__init__(f"the model is not served: {text}", violations=tuple(violations))
+    message = "the model is not served: {violations}"
+    violations: Sequence[FieldViolation]

@@ -12,12 +12,7 @@ from compiler_svc.models.description import ModelDescription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedText:
-    """The text model inside of another.
-
-    Attributes:
-        model_type: What its `model_type` says.
-        defaults: Attributes that published files leave out, although a family requires them: transformers' defaults.
-    """
+    """The text model inside of another. `defaults` are transformers', of required attributes that files leave out."""
 
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -30,14 +25,12 @@ class Family:
     Attributes:
         architectures: Hugging Face's names, as `config.json` has them under `architectures`.
         attributes: Names of the attributes of `config.json` that count; others are ignored.
-        parse_config: Reads a `config.json`, with a configuration's model attributes in it, that names the given
-            architecture. Raises ModelConfigInvalid, which names every attribute that is missing or impossible, and
-            ModelNotServed for what the family does not build, such as a kind of rope.
-        describe: Describes the model of a parsed configuration.
+        describe: Describes the model of a `config.json` that names one of the architectures, with a configuration's
+            model attributes in it. Raises ModelConfigInvalid, which names every attribute that is missing or
+            impossible, and ModelNotServed for what the family does not build, such as a kind of rope.
+        reference: `module:class` of transformers' model, which builds compare their executables with.
         model: `module:function` that builds the module of one rank, called as
             `build(description, dtype=torch.dtype, ranks=Ranks)`.
-        reference: `module:class` of transformers' model, which builds compare their executables with.
-        names: What the family calls attributes that all families have.
         nested: Where the attributes stand if its models have another family's inside; None: at the top level.
         tokenizer_classes: Names of the classes of transformers that read its tokenizers, if transformers picks none
             or another by the type of the model.
@@ -45,10 +38,9 @@ class Family:
 
     architectures: tuple[str, ...]
     attributes: frozenset[str]
-    parse_config: Callable[[Mapping[str, Any], str], Any]
-    describe: Callable[[Any], ModelDescription]
-    model: str
+    describe: Callable[[Mapping[str, Any]], ModelDescription]
     reference: str
+    model: str = "compiler_svc.models.layers.decoder:CausalLm"
     names: AttributeNames = COMMON_NAMES
     nested: NestedText | None = None
     tokenizer_classes: tuple[str, ...] = ()

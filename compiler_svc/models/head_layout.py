@@ -28,10 +28,6 @@ class HeadLayout:
 
     All ranks hold equally many. A rank's KV head i serves its query heads i * n to (i + 1) * n - 1, where n is how many
     query heads it has to a KV head: attention needs no other knowledge of the layout.
-
-    Attributes:
-        query_heads: For each rank, query heads.
-        kv_heads: For each rank, KV heads.
     """
 
     sharding: KvSharding
@@ -60,13 +56,10 @@ def choose_kv_sharding(num_kv_heads: int, tp_degree: int) -> KvSharding:
 
 @lru_cache
 def lay_out_heads(num_query_heads: int, num_kv_heads: int, tp_degree: int) -> HeadLayout:
-    """Divides heads among ranks.
+    """Divides heads among ranks; `num_query_heads` is a multiple of `num_kv_heads`.
 
     Query heads are padded to a multiple of the ranks: behind each KV head's group where KV heads are replicated, so
     that every rank's query heads share one KV head; at the end where each query head has a KV head of its own.
-
-    Args:
-        num_query_heads: A multiple of `num_kv_heads`.
     """
     sharding = choose_kv_sharding(num_kv_heads, tp_degree)
     group_size = num_query_heads // num_kv_heads

@@ -21,30 +21,21 @@ _LEFT_OUT: Final = (*_PARTS_FOR_IMAGES, *(f"model.{name}" for name in _PARTS_FOR
 
 
 def nest_family(family: Family, architecture: str, *, reference: str, nested: NestedText) -> Family:
-    """The family of models that have one of `family` inside.
+    """The family of models that have one of `family` inside; `architecture` and `reference` are the outer model's."""
 
-    Args:
-        architecture: Hugging Face's name of the model around it.
-        reference: As `Family.reference`, of the model around it.
-    """
-
-    def parse_config(config: Mapping[str, Any], architecture: str) -> Any:
+    def describe(config: Mapping[str, Any]) -> ModelDescription:
         with AttributeReader(config) as model:
             if TEXT_CONFIG in config:
                 model.note_invalid(TEXT_CONFIG, config[TEXT_CONFIG], "an object")
             kind = config.get("model_type")
             if kind not in (None, nested.model_type):
                 model.note_not_served(f"{TEXT_CONFIG}.model_type", kind, nested.model_type)
-        return family.parse_config(config, architecture)
-
-    def describe(config: Any) -> ModelDescription:
         return _put_inside(family.describe(config))
 
     return replace(
         family,
         architectures=(architecture,),
         attributes=family.attributes | {TEXT_CONFIG, "model_type"},
-        parse_config=parse_config,
         describe=describe,
         reference=reference,
         nested=nested,
@@ -80,12 +71,7 @@ def flatten_config(config: Mapping[str, Any], nested: NestedText | None) -> dict
 
 
 def nest_config(around: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of `flatten_config`, for transformers.
-
-    Args:
-        around: `config.json`.
-        config: The text model's attributes, maybe others than the file's.
-    """
+    """The reverse of `flatten_config`, for transformers: puts the text model's attributes into `around`, the file's."""
     if not isinstance(around.get(TEXT_CONFIG), Mapping):
         return dict(config)
     said = {name: config[name] for name in around.keys() & config.keys() - {"model_type"}}

@@ -9,7 +9,7 @@ from typing import Final
 from bundle.abi.tensor import DType
 from bundle.manifest import TensorLayout
 from compiler_svc.models.divisions import Axis
-from compiler_svc.models.sources import RankSource, RopeSource, SlopeSource, StoredSource
+from compiler_svc.models.sources import RankSource, Source
 
 #: Which rank a shard is for, int32 [1]; in shards of several ranks only.
 RANK: Final = "rank_util.rank"
@@ -27,35 +27,19 @@ class MemoryGroup(StrEnum):
     DERIVED = "derived"
 
 
-class WeightFormat(StrEnum):
-    """How the values of a linear layer's matrix are kept."""
-
-    #: In the dtype of the shard.
-    DENSE = "dense"
-    #: One byte for each value, one float32 scale for the matrix.
-    PER_TENSOR = "per_tensor"
-    #: One byte for each value, one float32 scale for each output.
-    PER_CHANNEL = "per_channel"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSpec:
-    """One tensor of every rank's shard, which is one parameter of the module.
+    """One tensor of every rank's shard, and the module's parameter of the same name.
 
-    Attributes:
-        name: Name of the tensor in the shard, and of the module's parameter.
-        axes: At most one of them is divided among ranks.
-        dtype: None: the computation's, or the checkpoint's with `cast_type` as-declared.
-        format: Of a matrix whose values may be quantized.
-        layout: How the shard lays its items out.
+    At most one of its axes is divided among ranks. Without a dtype it has the computation's, or the checkpoint's with
+    `cast_type` as-declared.
     """
 
     name: str
     axes: tuple[Axis, ...]
-    source: StoredSource | RopeSource | SlopeSource | RankSource
+    source: Source
     group: MemoryGroup
     dtype: DType | None = None
-    format: WeightFormat = WeightFormat.DENSE
     layout: TensorLayout = "row_major"
 
     @property

@@ -128,7 +128,6 @@ class RopeOptions:
         layer_type: Layers that have this rotary embedding, if `rope_parameters` has an object for each kind of them;
             empty: all have it.
         scales: Whether `rope_scaling` is of these layers.
-        kinds: Kinds that the family has.
     """
 
     rotates_partly: bool = False
@@ -152,10 +151,7 @@ _MAX_TURNS: Final = 1e9
 def read_rope(
     model: AttributeReader, *, head_dim: int, max_position_embeddings: int, options: RopeOptions
 ) -> RopeConfig:
-    """Reads the rotary embedding of a model; mistakes are noted in `model`.
-
-    Defaults are those of transformers.
-    """
+    """Reads the rotary embedding of a model, with transformers' defaults; mistakes are noted in `model`."""
     reader = _nested_reader(model, options)
     said = [value for name in ("rope_type", "type") if (value := reader.values.get(name)) is not None]
     kind = options.aliases.get(str(said[0]), str(said[0])) if said else "default"
@@ -251,11 +247,9 @@ def _read_object(reader: AttributeReader, name: str, content: str) -> AttributeR
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    """What every kind may need.
+    """What every kind may need, where `head_dim` counts the dimensions that are rotated.
 
-    Attributes:
-        head_dim: Dimensions of a head that are rotated, as a share of them says: `partial`.
-        truncates: Whether `truncate` of YaRN may be false. transformers looks for it where all layers have one.
+    `truncates` says whether YaRN's `truncate` may be false. transformers looks for it where all layers have one.
     """
 
     reader: AttributeReader

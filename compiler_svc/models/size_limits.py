@@ -18,13 +18,10 @@ MAX_POSITIONS: Final = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
-    """A limit of one kind of size.
+    """A limit of one kind of size, for the attributes of a `config.json` that have it in one family or another.
 
-    Attributes:
-        largest: The largest value.
-        names: The attributes of a `config.json` that have such values, in one family or another.
-        held_by: What a checkpoint's tensor headers have at least as many of, so that they limit the value further:
-            `tensors`, or entries along an `axis`. None if headers say nothing about it.
+    `held_by` is what a checkpoint's tensor headers have at least as many of, so that they limit the value further:
+    `tensors`, or entries along an `axis`. None if headers say nothing about it.
     """
 
     largest: int

@@ -17,11 +17,8 @@ RING_POSITIONS: Final = 16
 class StateSpec:
     """Keys and values of one layer, which stay from one step to the next.
 
-    Attributes:
-        layer: Number of the layer.
-        heads: The KV heads, and how ranks share them.
-        window: How many positions up to its own a token attends to; None: all.
-        dtype: Their dtype, in which the layer's attention computes; None: that of the whole computation.
+    A token attends to `window` positions up to its own; None: all. The layer's attention computes in `dtype`, which
+    keys and values have; None: in that of the whole computation.
     """
 
     layer: int
@@ -30,14 +27,11 @@ class StateSpec:
     dtype: DType | None = None
 
     def count_positions(self, max_length: int, largest_step: int) -> int:
-        """Counts the positions of a slot. Fewer than `max_length` are a ring.
+        """Counts the positions of a slot. Fewer than `max_length`, the longest sequence's, are a ring.
 
-        A step writes all of its tokens before any of them attends. So a ring holds what the first one sees, which is a
-        window with itself at the end, and the tokens behind it.
-
-        Args:
-            max_length: Positions of the longest sequence.
-            largest_step: Most tokens of a row in one step; 0: every layer keeps all positions.
+        A step writes all of its tokens, at most `largest_step` a row, before any of them attends. So a ring holds what
+        the first one sees, which is a window with itself at the end, and the tokens behind it. If `largest_step` is 0,
+        every layer keeps all positions.
         """
         if self.window is None or not largest_step:
             return max_length

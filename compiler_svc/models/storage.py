@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from compiler_svc.models.sources import StoredSource, TensorSlice
+from compiler_svc.models.sources import Source, Stored, Transposed, map_stored
 
 _LAYERS: Final = "model.layers"
 _IN_LAYER: Final = re.compile(rf"{re.escape(_LAYERS)}\.(?P<number>\d+)\.(?P<path>.+)")
@@ -19,8 +19,7 @@ class Storage:
 
     Attributes:
         names: A module's path in the checkpoint, by its path in the description.
-        layers: Path of the list of layers in the checkpoint.
-        layer_names: A module's path below its layer in the checkpoint, by its path below the layer in the description.
+        layers: Path of the list of layers in the checkpoint; `layer_names` has paths below a layer, likewise.
         is_transposed: Whether the matrices of layers are stored as [inputs, outputs].
         optional_prefix: What names begin with unless the checkpoint is of the model without its head.
         other_names: Paths that some checkpoints have, each with what the others call it.
@@ -37,23 +36,31 @@ class Storage:
     other_prefixes: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
 
-    def locate(self, source: StoredSource, *, is_matrix: bool) -> StoredSource:
+    def locate(self, source: Source, *, is_matrix: bool) -> Source:
         """Finds a parameter of the description in the checkpoint.
 
-        Args:
-            source: Where it would be if the checkpoint had the description's names.
-            is_matrix: Whether it is the matrix of a linear layer.
+        `source` is where the description's names would put it; `is_matrix` says that it is a linear layer's matrix.
         """
-        slices = tuple(replace(one, tensor=self._name(one.tensor)) for one in source.slices)
-        in_layer = _IN_LAYER.fullmatch(source.slices[0].tensor) is not None
-        return replace(source, slices=slices, is_transposed=self.is_transposed and is_matrix and in_layer)
+
+        def find(stored: Stored) -> Stored | Transposed:
+            found = Stored(self.find_name(stored.tensor))
+            in_layer = _IN_LAYER.fullmatch(stored.tensor) is not None
+            return Transposed(found) if self.is_transposed and is_matrix and in_layer else found
+
+        return map_stored(source, find)
+
+    def find_name(self, tensor: str) -> str:
+        """What checkpoints call a tensor of the description."""
+        path, _, kind = tensor.rpartition(".")
+        if match := _IN_LAYER.fullmatch(path):
+            inside = match["path"]
+            return f"{self.prefix}{self.layers}.{match['number']}.{self.layer_names.get(inside, inside)}.{kind}"
+        return f"{self.prefix}{self.names.get(path, path)}.{kind}"
 
     def find_other_names(self, known: Collection[str], stored: Collection[str]) -> dict[str, str]:
         """Finds the known name of each tensor that a checkpoint has under another, by the name that it has there.
 
-        Args:
-            known: Names of tensors as most of the family's checkpoints have them.
-            stored: Names of the tensors of one checkpoint.
+        `known` are the names that most of the family's checkpoints have, `stored` those of this one.
         """
         found = {}
         for name in stored:
@@ -68,19 +75,11 @@ class Storage:
                 found[name] = current
         return found
 
-    def _name(self, tensor: str) -> str:
-        path, _, kind = tensor.rpartition(".")
-        if match := _IN_LAYER.fullmatch(path):
-            inside = match["path"]
-            return f"{self.prefix}{self.layers}.{match['number']}.{self.layer_names.get(inside, inside)}.{kind}"
-        return f"{self.prefix}{self.names.get(path, path)}.{kind}"
-
 
 #: Checkpoints that store everything as the description names it.
 AS_DESCRIBED: Final = Storage()
 
 
-def rename_slices(source: StoredSource, names: Mapping[str, str]) -> StoredSource:
+def rename(source: Source, names: Mapping[str, str]) -> Source:
     """The same source with other names of tensors; those that the mapping lacks stay."""
-    slices = (TensorSlice(names.get(one.tensor, one.tensor), one.start, one.length) for one in source.slices)
-    return replace(source, slices=tuple(slices))
+    return map_stored(source, lambda stored: Stored(names.get(stored.tensor, stored.tensor)))

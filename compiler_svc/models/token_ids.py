@@ -15,9 +15,6 @@ def read_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, An
     """Reads the ids of `generation_config.json`, or of `config.json` where it does not say.
 
     The padding token defaults to the first end token, then to 0: padding never reaches the KV cache.
-
-    Raises:
-        ModelConfigInvalid: An id is no token of the vocabulary.
     """
     said = {name: config[name] for name in TOKEN_ID_NAMES if config.get(name) is not None}
     said |= {name: generation_config[name] for name in TOKEN_ID_NAMES if generation_config.get(name) is not None}

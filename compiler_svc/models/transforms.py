@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from bundle.abi.formats import GROUPS
 from bundle.abi.tensor import DType
-from compiler_svc.models.description import (
-    AttentionSpec,
-    LayerSpec,
-    LinearSpec,
-    ModelDescription,
-)
-from compiler_svc.models.divisions import Axis, Evenly, join_axes
-from compiler_svc.models.parameters import MemoryGroup, WeightFormat
-from compiler_svc.models.sources import TensorSlice
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.divisions import Axis, ByHeads, Evenly, join_axes
+from compiler_svc.models.parameters import MemoryGroup
+from compiler_svc.models.specs import AttentionSpec, LayerSpec, LinearSpec
+
+#: A format whose groups are as large as each layer allows.
+INT4: Final = "int4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Linear layers of `groups` keep their matrices in a format, unless `skipped` has a part of their names.
+
+    `format` is a row of `bundle.abi.formats`, or `INT4`. Layers that are not quantizable stay as they are.
+    """
+
+    format: str
+    groups: tuple[MemoryGroup, ...] = tuple(MemoryGroup)
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChanges:
-    """What a configuration changes in the description of a model: all that builds do to it.
+    """What a configuration changes in the description of a model: all that plans and builds do to it, by the functions
+    below.
 
-    It is data, so that another interpreter does the same.
-
-    Attributes:
-        fuses_qkv: See `fuse_qkv`.
-        splits_vocabulary: See `split_vocabulary`.
-        attention_dtype: See `compute_attention_in`; None for the dtype of everything else.
+    It is data, so that another interpreter does the same. Without an `attention_dtype`, attention computes as all else.
     """
 
     fuses_qkv: bool = False
     splits_vocabulary: bool = False
     attention_dtype: DType | None = None
+    quantization: Quantization | None = None
 
     def apply(self, description: ModelDescription) -> ModelDescription:
         """Describes the model with the changes."""
@@ -42,6 +50,8 @@ class ModelChanges:
             description = split_vocabulary(description)
         if self.attention_dtype is not None:
             description = compute_attention_in(description, self.attention_dtype)
+        if self.quantization is not None:
+            description = quantize(description, self.quantization)
         return description
 
 
@@ -66,9 +76,7 @@ def split_vocabulary(description: ModelDescription) -> ModelDescription:
 
 
 def compute_attention_in(description: ModelDescription, dtype: DType) -> ModelDescription:
-    """All of attention computes in a dtype of its own, from the projections to the output layer; so keys and values
-    have it, too.
-    """
+    """All of attention, projections and output layer included, computes in one dtype, which keys and values have."""
 
     def change(attention: AttentionSpec) -> AttentionSpec:
         return replace(attention, state=replace(attention.state, dtype=dtype))
@@ -78,25 +86,26 @@ def compute_attention_in(description: ModelDescription, dtype: DType) -> ModelDe
     )
 
 
-def quantize(
-    description: ModelDescription,
-    weight_format: WeightFormat,
-    skipped: Collection[str],
-    *,
-    groups: Collection[MemoryGroup] = tuple(MemoryGroup),
-) -> ModelDescription:
-    """Quantizable linear layers keep their matrices in a quantized format.
-
-    Args:
-        skipped: Parts of the names of modules that stay as they are.
-        groups: Modules of other groups stay as they are, too.
-    """
+def quantize(description: ModelDescription, quantization: Quantization) -> ModelDescription:
+    """Some linear layers keep their matrices as items and scales. A fused one is skipped with any of its parts."""
 
     def change(linear: LinearSpec) -> LinearSpec:
-        is_skipped = linear.group not in groups or any(part in linear.name for part in skipped)
-        return linear if is_skipped or not linear.is_quantizable else replace(linear, format=weight_format)
+        names = [one.name for one in (linear, *linear.parts)]
+        is_skipped = any(part in name for part in quantization.skipped for name in names)
+        takes = linear.is_quantizable and linear.group in quantization.groups and not is_skipped
+        return replace(linear, format=_choose_format(quantization.format, linear)) if takes else linear
 
     return _change_linears(description, change)
+
+
+def _choose_format(name: str, linear: LinearSpec) -> str:
+    """The row of a layer: of `INT4` the one whose groups do not reach over heads, and int8 where all of them would."""
+    if name != INT4:
+        return name
+    inputs = linear.inputs
+    unit = inputs.division.head_dim if isinstance(inputs.division, ByHeads) else inputs.length
+    group = next((one for one in GROUPS if unit % one == 0), None)
+    return "int8_per_channel" if group is None else f"int4_by_{group}"
 
 
 def _change_linears(description: ModelDescription, change: Callable[[LinearSpec], LinearSpec]) -> ModelDescription:
@@ -108,13 +117,13 @@ def _change_linears(description: ModelDescription, change: Callable[[LinearSpec]
 
 
 def _change_layer(layer: LayerSpec, change: Callable[[LinearSpec], LinearSpec]) -> LayerSpec:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, layer.feed_forward
     return replace(
         layer,
         attention=replace(
             attention, projections=tuple(map(change, attention.projections)), output=change(attention.output)
         ),
-        mlp=replace(mlp, gate=mlp.gate and change(mlp.gate), up=change(mlp.up), down=change(mlp.down)),
+        feed_forward=replace(mlp, gate=mlp.gate and change(mlp.gate), up=change(mlp.up), down=change(mlp.down)),
     )
 
 
@@ -122,15 +131,11 @@ def _fuse(attention: AttentionSpec) -> AttentionSpec:
     if len(attention.projections) == 1:
         return attention
     first = attention.projections[0]
-    slices = (
-        slices
-        for one in attention.projections
-        for slices in one.slices or (TensorSlice(one.name, 0, one.outputs.length),)
-    )
     fused = replace(
         first,
         name=f"{first.name.rpartition('.')[0]}.qkv_proj",
         outputs=join_axes(*(one.outputs for one in attention.projections)),
-        slices=tuple(slices),
+        slices=(),
+        parts=attention.projections,
     )
     return replace(attention, projections=(fused,))

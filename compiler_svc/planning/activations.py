@@ -26,8 +26,9 @@ from typing import Final
 from bundle.abi.submodels import SUBMODELS
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import SubmodelShape, count_row_tokens
-from compiler_svc.models.description import LayerSpec, ModelDescription
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import share_of
+from compiler_svc.models.specs import LayerSpec
 from compiler_svc.planning.weights import item_bytes_of
 
 _LOGIT_BYTES: Final = 4
@@ -62,7 +63,7 @@ def _measure_step(model: ModelDescription, config: NeuronConfig, submodel: Submo
         return hidden + taken
 
     def measure_mlp(layer: LayerSpec) -> int:
-        return 2 * hidden + 2 * rows * tokens * layer.mlp.up.outputs.part_length(config.tp_degree) * item
+        return 2 * hidden + 2 * rows * tokens * layer.feed_forward.up.outputs.part_length(config.tp_degree) * item
 
     # A model has few kinds of layers, however many layers it has.
     attention = max(map(measure_attention, model.layers))

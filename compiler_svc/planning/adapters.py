@@ -28,12 +28,8 @@ _MAX_NAMED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The adapters whose files could be read.
-
-    Attributes:
-        num_on_device: Number of adapters that the configuration keeps in the memory of a rank.
-        largest_rank: The largest rank of all adapters; 0 if no file could be read.
-        notes: What the author of the configuration should know.
+    """The adapters whose files could be read, how many of them a rank keeps in memory, and the largest rank of all; 0
+    if no file could be read.
     """
 
     num_on_device: int = 0
@@ -50,19 +46,14 @@ class _Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """One adapter of a configuration, in the place that lists it."""
-
     place: str
     path: str
     is_on_device: bool
 
 
 def read_adapters(lora: LoraServingConfig | None, model_roots: tuple[Path, ...]) -> Adapters:
-    """Reads the ranks of a configuration's adapters from their files.
-
-    Args:
-        lora: None if the configuration serves no adapters.
-        model_roots: Directories that must contain the files, after symbolic links are followed.
+    """Reads the ranks of a configuration's adapters from their files, which must be below `model_roots` after symbolic
+    links are followed.
     """
     if lora is None:
         return NO_ADAPTERS
@@ -113,7 +104,6 @@ def _list_adapters(lora: LoraServingConfig, model_roots: tuple[Path, ...]) -> It
 
 
 def _read_rank(path: str, model_roots: tuple[Path, ...]) -> int:
-    """The largest rank that an adapter has in any module."""
     config = _read_json(f"{path}/{_CONFIG_FILE}", model_roots)
     pattern = config.get("rank_pattern") or {}
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else [pattern])]
@@ -124,7 +114,6 @@ def _read_rank(path: str, model_roots: tuple[Path, ...]) -> int:
 
 
 def _read_json(path: str, model_roots: tuple[Path, ...]) -> dict[str, Any]:
-    """Reads an object from a small file below a model root."""
     directory, _, name = path.rpartition("/")
     try:
         # An empty path is the root itself.

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -15,20 +14,21 @@ from typing import Any, Final, Literal
 from bundle.errors import FieldViolation
 from bundle.manifest import Target, TargetKind
 from bundle.reference import is_new_name
-from compiler_svc.config import NeuronConfig, Resolution, resolve_config
-from compiler_svc.config.rules import model_rules
+from compiler_svc.config import MoENeuronConfig, NeuronConfig, Resolution, read_config
+from compiler_svc.config.model_rules import model_rules
 from compiler_svc.config.submodels import describe_submodels
+from compiler_svc.config.tables.documents import ATTENTION, MOE
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
-from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.checkpoint_quantization import read_quantization, warn_of_other_bits
 from compiler_svc.planning.job_spec import CompileJobSpec
-from compiler_svc.planning.model_claims import check_claims
-from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
+from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes
 from compiler_svc.remote.errors import OutlineMissing
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from compiler_svc.weights.held_sizes import check_sizes
+from compiler_svc.weights.overrides import override_checkpoint
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE, find_incomplete_source
 from targets.isa import CPUINFO, NATIVE
 from targets.registry import TARGETS
@@ -51,15 +51,8 @@ UNSERVED_GENERATION: Final[Mapping[str, float]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """The fields of a request that determine executables and weights.
-
-    Attributes:
-        model: Checkpoint directory, absolute or relative to a model root.
-        document: The configuration, decoded from JSON.
-        target_kind: cpu, inf2, trn1, trn2 or trn3.
-        isa: CPU instruction set; empty for the compiler's default.
-        optimization_level: 0, 1 or 2.
-        salt: Part of every cache key.
+    """The fields of a request that determine executables and weights. The model is a checkpoint directory, absolute or
+    relative to a model root; without `isa`, the compiler's default holds; the salt is part of every cache key.
     """
 
     model: str
@@ -72,11 +65,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest(BuildRequest):
-    """A Compile request of a client.
-
-    Attributes:
-        debug: Keep the graphs beside the bundle.
-    """
+    """A Compile request of a client."""
 
     name: str
     skip_cache_lookup: bool
@@ -86,23 +75,8 @@ class CompileRequest(BuildRequest):
 def admit_request(
     request: CompileRequest, model_roots: tuple[Path, ...], *, default_isa: str = "", urls: UrlSettings = NO_URLS
 ) -> CompileJobSpec:
-    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
-
-    Leaves pickled weights to the build, because opening them needs torch.
-
-    Args:
-        request: What the client asks for.
-        model_roots: Directories that may contain checkpoints.
-        default_isa: See `choose_target`.
-        urls: Which URLs may name a checkpoint.
-
-    Raises:
-        NameInvalid, ConfigInvalid, FeatureNotServed: The request has mistakes.
-        IsaUnknown, IsaUnsupported: The instruction set is unknown, or this host cannot verify executables for it.
-        ToolchainMissing: The optimization level needs a C++ compiler, and this host has none.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
-        ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
+    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take. Leaves pickled
+    weights to the build, because opening them needs torch.
     """
     if not is_new_name(request.name):
         raise NameInvalid(request.name)
@@ -132,32 +106,19 @@ def admit_request(
 def resolve_request(
     request: BuildRequest, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS, *, compiles: bool = False
 ) -> tuple[Checkpoint, Resolution]:
-    """Resolves a configuration and opens its checkpoint, but no pickles. Reports mistakes of the configuration first.
+    """Resolves a configuration and opens its checkpoint, but no pickles. Mistakes that need no checkpoint come first.
 
-    Args:
-        compiles: See `resolve_config`.
-
-    Returns:
-        The checkpoint with the configuration's model attributes, and the configuration with those that change it.
-
-    Raises:
-        ConfigInvalid, FeatureNotServed: The configuration has mistakes.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
-        ModelConfigInvalid: Sizes of the model exceed what its tensors hold.
+    Returns the checkpoint with the configuration's model attributes, and the configuration with those that change it.
     """
-    document = request.document
-    resolve = partial(resolve_config, document, target=request.target_kind, compiles=compiles)
-    given = resolve(checkpoint_dtype=None).config
+    given = read_config(request.document, target=request.target_kind, compiles=compiles)
     checkpoint = open_model(request.model, model_roots, urls)
-    changes, notes = keep_changes(checkpoint, given)
-    checkpoint = override_model(checkpoint, changes)
+    changes, notes = keep_changes(checkpoint, given.model_attributes, given.attribute_map)
+    checkpoint = override_checkpoint(checkpoint, changes, given.attribute_map)
     check_sizes(checkpoint)
-    dtype = read_declared_dtype(checkpoint)
-    resolution = resolve(checkpoint_dtype=dtype)
-    config = replace(resolution.config, model_attributes=changes.model_attributes)
+    resolution = given.resolve(read_declared_dtype(checkpoint), read_quantization(checkpoint, request.target_kind))
+    config = replace(resolution.config, model_attributes=changes)
     check_num_executables(config.neuron_config)
-    check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
+    check_head_sharding(request.document, checkpoint, tp_degree=config.neuron_config.tp_degree)
     if broken := model_rules(config.neuron_config, checkpoint.config):
         raise ConfigInvalid(broken)
     check_claims(checkpoint, config.neuron_config)
@@ -166,13 +127,8 @@ def resolve_request(
 
 
 def check_positions(checkpoint: Checkpoint, config: NeuronConfig) -> None:
-    """Checks that a model which learned its positions has one for each token of the longest sequence.
-
-    Raises:
-        ConfigInvalid: Sequences exceed its table.
-        ModelConfigInvalid, ModelNotServed: This compiler does not build the model.
-    """
-    description = describe_model(checkpoint.config)
+    """Checks that a model which learned its positions has one for each token of the longest sequence."""
+    description = checkpoint.description
     positions, longest = description.max_position_embeddings, config.longest_sequence
     if description.positions is not None and longest > positions:
         accepted = f"at most {positions}, the positions that the model has learned"
@@ -180,18 +136,8 @@ def check_positions(checkpoint: Checkpoint, config: NeuronConfig) -> None:
 
 
 def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
-    """Chooses the target: fills in the default instruction set, and replaces `native` by the host's own level.
-
-    Args:
-        request: What the client asks for.
-        default_isa: Instruction set if the client names none; empty for the target's own default.
-
-    Raises:
-        FeatureNotServed: This version does not compile for the target.
-        IsaUnknown: The instruction set is unknown.
-        IsaUnsupported: This host lacks the instruction set, so it could not verify the executables.
-        ToolchainMissing: This host lacks a program that the optimization level needs.
-        NeuronToolchainMissing: This host has no interpreter with Neuron's packages.
+    """Chooses the target, and replaces `native` by the host's own level. If the client names no instruction set, takes
+    `default_isa`; if that is empty, the target's own default.
     """
     target = TARGETS[request.target_kind]
     if not target.is_served:
@@ -208,13 +154,7 @@ def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
 
 
 def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> Checkpoint:
-    """Opens the checkpoint that a path or URL names, but no pickles; of a URL's, the outline.
-
-    Raises:
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported: The compiler does not take the URL.
-        OutlineMissing: The outline is to be fetched first.
-    """
+    """Opens the checkpoint that a path or URL names, but no pickles; of a URL's, the outline."""
     if not is_url(model):
         return Checkpoint.open(find_checkpoint(model, model_roots), roots=model_roots, read_pickles=False)
     url = check_url(model, urls.prefixes)
@@ -224,12 +164,7 @@ def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> 
 
 
 def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
-    """Finds the checkpoint's directory: the first that exists, absolute or below a model root. Resolves symbolic links.
-
-    Raises:
-        CheckpointNotFound: No such directory exists.
-        PathOutsideModelRoots: The path leaves the model roots.
-    """
+    """Finds the checkpoint's directory: the first that exists, absolute or below a model root, links resolved."""
     accepted = f"a directory below {' or '.join(map(str, model_roots))} on the compiler's host"
     if not model or "\0" in model:
         raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted)
@@ -271,6 +206,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *warn_of_untrained_positions(checkpoint, config),
         *warn_of_unchecked_executables(config, target),
         *warn_of_parts_left_out(checkpoint),
+        *warn_of_other_bits(checkpoint, config),
         *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
         *warn_of_unserved_generation(checkpoint.generation_config),
     )
@@ -288,7 +224,7 @@ def warn_of_unused_instructions(request: BuildRequest, target: Target, cpuinfo: 
 
 def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """Warns if sequences can exceed the positions that the model was trained for."""
-    trained = describe_model(checkpoint.config).max_position_embeddings
+    trained = checkpoint.description.max_position_embeddings
     if config.longest_sequence <= trained:
         return ()
     return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)
@@ -306,7 +242,7 @@ def warn_of_unchecked_executables(config: NeuronConfig, target: TargetKind) -> t
 
 def warn_of_parts_left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Names the parts of the checkpoint that the bundle will not have; of pickles, those that they may have."""
-    description = describe_model(checkpoint.config)
+    description = checkpoint.description
     parts = [description.find_left_out(name) for name in checkpoint.tensors] or description.left_out
     if not (counts := Counter(part for part in parts if part is not None)):
         return ()
@@ -332,12 +268,28 @@ def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[s
 
 
 def check_num_executables(config: NeuronConfig) -> None:
-    """Limits the number of executables, since each one costs minutes of compiling.
-
-    Raises:
-        ConfigInvalid: The configuration asks for too many executables.
-    """
+    """Limits the number of executables, since each one costs minutes of compiling."""
     num_executables = sum(len(submodel.buckets) for submodel in describe_submodels(config))
     if num_executables > MAX_EXECUTABLES:
         value = f"lists of buckets that make {num_executables} executables"
         raise ConfigInvalid([FieldViolation("neuron_config", value, f"at most {MAX_EXECUTABLES} executables")])
+
+
+def check_claims(checkpoint: Checkpoint, config: NeuronConfig) -> None:
+    """Checks that a model has the norms of queries and keys, or lacks the gates, that the configuration speaks of. NxD
+    Inference adds norms that no checkpoint has weights for, and lets a dense model have its gates.
+    """
+    description = checkpoint.description
+    violations: list[FieldViolation] = []
+
+    def refuse(name: str, value: Any, accepted: str) -> None:
+        violations.append(FieldViolation(f"neuron_config.{name}", str(value), accepted))
+
+    if config.qk_layernorm and all(layer.attention.query_norm is None for layer in description.layers):
+        accepted = f"False: {description.architecture} does not normalize queries and keys ({ATTENTION})"
+        refuse("qk_layernorm", config.qk_layernorm, accepted)
+    is_gated = any(layer.feed_forward.gate is not None for layer in description.layers)
+    if isinstance(config, MoENeuronConfig) and not config.glu_mlp and is_gated:
+        refuse("glu_mlp", config.glu_mlp, f"True: the MLP of {description.architecture} has gates ({MOE})")
+    if violations:
+        raise FeatureNotServed(violations)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import count_ring_step, describe_submodels
 from compiler_svc.models.attributes import AttributeReader
-from compiler_svc.models.registry import describe_model, find_family
-from compiler_svc.models.rope_config import find_prompt_lengths
+from compiler_svc.models.parameters import MemoryGroup
+from compiler_svc.models.registry import find_family
 from compiler_svc.models.token_ids import read_token_ids
-from compiler_svc.models.transforms import ModelChanges
+from compiler_svc.models.transforms import INT4, ModelChanges, Quantization
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import write_document
@@ -22,16 +24,22 @@ from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.held_sizes import check_sizes
 from targets.registry import TARGETS
 
+_GREEDY: Final = Sampling(
+    mode="on_device",
+    semantics="hf",
+    dynamic=False,
+    deterministic=False,
+    global_topk=0,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+)
+
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The plan of one bundle.
-
-    Attributes:
-        model: The model and the options that reach its graphs.
-        changes: What the configuration has changed in the model's description.
-        weights: The tensors of the shards.
-        submodels: The executables, in manifest order.
+    """The plan of one bundle. `changes` are what the configuration has changed in the model's description; `submodels`
+    are the executables, in manifest order.
     """
 
     model: GraphSpec
@@ -50,18 +58,11 @@ class BuildPlan:
 
 
 def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKind) -> BuildPlan:
-    """Plans a bundle.
-
-    Args:
-        target: The target that the configuration was resolved for.
-
-    Raises:
-        CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler cannot build the model.
-    """
+    """Plans a bundle for the target that the configuration was resolved for."""
     check_sizes(checkpoint)
     family = find_family(checkpoint.config)
     changes = choose_changes(config)
-    description = changes.apply(describe_model(checkpoint.config))
+    description = changes.apply(checkpoint.description)
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
     model = GraphSpec(
@@ -105,7 +106,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
             input_truncation=config.allow_input_truncation,
             skip_warmup=config.skip_warmup,
             prefix_caching=config.is_prefix_caching,
-            prompt_lengths=find_prompt_lengths(description.rope.rope),
+            prompt_lengths=description.prompt_lengths,
             generation=choose_generation_defaults(checkpoint.generation_config, config),
         ),
     )
@@ -117,6 +118,22 @@ def choose_changes(config: NeuronConfig) -> ModelChanges:
         fuses_qkv=config.fused_qkv,
         splits_vocabulary=config.vocab_parallel,
         attention_dtype=None if config.attention_dtype == config.torch_dtype else config.attention_dtype,
+        quantization=choose_quantization(config, config.modules_to_not_convert or ()),
+    )
+
+
+def choose_quantization(config: NeuronConfig, skipped: Sequence[str]) -> Quantization | None:
+    """Says how a configuration quantizes linear layers but for `skipped`; None if it does not.
+
+    The kernel of `quantized_mlp_kernel_enabled` takes quantized matrices of the MLP, whether `quantized` is set or not.
+    """
+    if not (config.quantized or config.quantized_mlp_kernel_enabled):
+        return None
+    kind = config.quantization_type.removesuffix("_symmetric")
+    return Quantization(
+        format=INT4 if config.quantization_dtype == INT4 else f"{config.quantization_dtype}_{kind}",
+        groups=tuple(MemoryGroup) if config.quantized else (MemoryGroup.MLP,),
+        skipped=tuple(skipped),
     )
 
 
@@ -146,11 +163,11 @@ def choose_sampling(config: NeuronConfig) -> Sampling:
     """
     on_device = config.on_device_sampling_config
     if on_device is None:
-        return _sampling(mode="host", dynamic=True)
+        return replace(_GREEDY, mode="host", dynamic=True)
     if on_device.is_greedy:
-        return _sampling(mode="on_device", dynamic=False, deterministic=on_device.deterministic)
-    return _sampling(
-        mode="on_device",
+        return replace(_GREEDY, deterministic=on_device.deterministic)
+    return replace(
+        _GREEDY,
         dynamic=on_device.dynamic,
         deterministic=on_device.deterministic,
         global_topk=on_device.global_topk,
@@ -164,17 +181,10 @@ def choose_generation_defaults(generation_config: Mapping[str, Any], config: Neu
     """Reads what a checkpoint's `generation_config.json` names for requests that set no sampling values.
 
     Only what the file names counts: transformers has defaults of its own beside it, such as a `top_k` of 50. Without
-    `do_sample` it is greedy there, and so it is here. A configuration with `do_sample` takes precedence.
+    `do_sample` it is greedy there, and so it is here. A configuration with `do_sample` takes precedence, and a `top_k`
+    above its `global_topk` is reduced to it, because executables have no more candidates.
 
-    Args:
-        generation_config: The file as an object; empty if there is none.
-        config: A `top_k` above its `global_topk` is reduced to it, because executables have no more candidates.
-
-    Returns:
-        None if the file names nothing, or if requests cannot choose or have the configuration's defaults.
-
-    Raises:
-        ModelConfigInvalid: A value of the file is no number, or out of range.
+    Returns None if the file names nothing, or if requests cannot choose or have the configuration's defaults.
     """
     on_device, sampling = config.on_device_sampling_config, choose_sampling(config)
     if not sampling.dynamic or (on_device is not None and on_device.do_sample):
@@ -191,25 +201,3 @@ def choose_generation_defaults(generation_config: Mapping[str, Any], config: Neu
     if top_k and sampling.global_topk:
         top_k = min(top_k, sampling.global_topk)
     return GenerationDefaults(temperature=temperature, top_k=top_k, top_p=top_p)
-
-
-def _sampling(
-    *,
-    mode: Literal["on_device", "host"],
-    dynamic: bool,
-    deterministic: bool = False,
-    global_topk: int = 0,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-) -> Sampling:
-    return Sampling(
-        mode=mode,
-        semantics="hf",
-        dynamic=dynamic,
-        deterministic=deterministic,
-        global_topk=global_topk,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )

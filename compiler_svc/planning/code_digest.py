@@ -29,6 +29,7 @@ BUNDLE_CODE: Final = (
     "execution/candidates.py",
     "execution/collectives",
     "execution/dtypes.py",
+    "execution/quantized_linear.py",
     "execution/sampling.py",
     "targets/cpu.py",
 )
@@ -44,6 +45,7 @@ NEURON_LOWERING_CODE: Final = (
     "execution/candidates.py",
     "execution/collectives",
     "execution/dtypes.py",
+    "execution/quantized_linear.py",
     "execution/sampling.py",
     "targets/neuron.py",
 )
@@ -54,23 +56,15 @@ _ROOT: Final = Path(__file__).parents[2]
 
 @cache
 def digest_bundle_code() -> str:
-    """Digests all code that shapes a bundle's bytes: our own, and the families that other distributions register.
-
-    For other distributions only the version counts: clear the caches after an edit that keeps the version.
+    """Digests all code that shapes a bundle's bytes: our own, and the families that other distributions register. Of
+    these only the version counts: clear the caches after an edit that keeps the version.
     """
     return sha256_bytes(canonical_json({"own": digest_code(BUNDLE_CODE), "registered": dict(list_registered())}))
 
 
 @cache
 def digest_code(sources: tuple[str, ...], root: Path = _ROOT) -> str:
-    """Digests sources of this installation: Python, and the C++ of kernels.
-
-    Args:
-        sources: Folders, with everything below them, and single files, relative to the root.
-
-    Returns:
-        `sha256:` and 64 hexadecimal digits.
-    """
+    """Digests sources of this installation, Python and C++: files and whole folders, by paths relative to the root."""
     return sha256_bytes(
         canonical_json({str(file.relative_to(root)): sha256_file(file) for file in list_sources(sources, root)})
     )

@@ -45,7 +45,6 @@ class Work:
     Attributes:
         missing: Submodel of each executable that is not in the cache.
         num_executables: Number of executables that are traced: all but those that share another's graph.
-        num_layers: Layers of the model.
         weights_bytes: Bytes of the weights of all ranks.
         num_lowerings: Number of lowerings that run at once.
     """
@@ -60,12 +59,7 @@ class Work:
 def estimate_cost(
     work: Work, lowerings: Sequence[LoweringActual], builds: Sequence[BuildActual]
 ) -> CostEstimate | None:
-    """Estimates the cost of a compile; None if no similar compile is recorded.
-
-    Args:
-        lowerings: Records with the same target and level.
-        builds: Records with the same target and level.
-    """
+    """Estimates the cost of a compile from records with its target and level; None if no similar one is recorded."""
     like_builds = [build for build in builds if _are_alike(build.num_layers, work.num_layers)]
     like = {submodel: _find_alike(submodel, work.num_layers, lowerings) for submodel in set(work.missing)}
     if not like_builds or not all(like.values()):
@@ -87,14 +81,8 @@ def estimate_lowering_s(
     num_lowerings: int,
     optimization_level: int,
 ) -> float:
-    """Estimates the time of lowerings, in seconds: from similar ones, or else from what they took on another host.
-
-    Args:
-        missing: Submodel of each lowering.
-        lowerings: Records with the same target and level.
-        num_layers: Layers of the model.
-        num_lowerings: Number of lowerings that run at once.
-        optimization_level: Level of the compile.
+    """Estimates the time of lowerings, in seconds: from similar ones among the records, which have the same target and
+    level, or else from what they took on another host. `missing` has the submodel of each lowering.
     """
     each_s, layer_s = _GUESSED_S[optimization_level]
     guess_s = each_s + layer_s * num_layers

@@ -20,11 +20,7 @@ from targets.registry import TARGETS
 
 
 def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[0, 1, 2], salt: str) -> dict[str, str]:
-    """Computes the plan digest of every executable of a build, by tag.
-
-    Raises:
-        ToolchainMissing: The level is above 0, and this host has no C++ compiler.
-    """
+    """Computes the plan digest of every executable of a build, by tag."""
     shared = {
         "model": plan.model.to_json(),
         # Graphs cast weights that keep the checkpoint's dtypes.

@@ -45,12 +45,8 @@ class GraphFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCheck:
-    """The check of a plan's graphs.
-
-    Attributes:
-        num_graphs: Graphs that were checked; executables with equal graphs have one.
-        num_findings: Findings in all of them.
-        findings: The first ones, in the order of the executables, `MAX_FINDINGS` at most.
+    """The check of a plan's graphs, of which executables with equal graphs have one. Findings are the first ones, in
+    the order of the executables, `MAX_FINDINGS` at most.
     """
 
     num_graphs: int
@@ -59,12 +55,7 @@ class GraphCheck:
 
 
 def require_checks(kind: TargetKind) -> None:
-    """Refuses a check that this host cannot run.
-
-    Raises:
-        ConfigInvalid: Compiles for the target check no graphs.
-        NeuronToolchainMissing: The interpreter does not start, or lacks torch-xla.
-    """
+    """Refuses a check that this host cannot run."""
     interpreter = TARGETS[kind].lowerings[0].toolchain.interpreter
     if interpreter is None:
         kinds = ", ".join(one.kind for one in TARGETS.values() if one.lowerings[0].toolchain.interpreter is not None)
@@ -77,15 +68,9 @@ def require_checks(kind: TargetKind) -> None:
 def check_graphs(
     build: BuildPlan, model_config: Mapping[str, Any], directory: Path, *, target: TargetKind, memory_bytes: int
 ) -> GraphCheck:
-    """Traces and checks the graph of each executable.
-
-    Args:
-        model_config: The model's `config.json`, as the plan has it.
-        directory: Receives the files of the interpreter.
-        memory_bytes: Memory of one logical core.
+    """Traces and checks the graph of each executable; `memory_bytes` is the memory of one logical core.
 
     Raises:
-        NeuronTraceFailed: torch-xla could not trace a submodel.
         MemoryError: The interpreter reached the limit of this process's memory.
         RuntimeError: The interpreter ended by a fault; the text is what it wrote.
     """

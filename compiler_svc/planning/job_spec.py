@@ -1,6 +1,5 @@
-"""Job specs: everything that a build process needs to know, and the digests that identify its result.
-
-The compiler keeps job specs in its database. Tags name them there: keep a tag when you rename its class.
+"""Job specs: everything that a build process needs to know, and the digests that identify its result. The compiler
+keeps them in its database, where tags name them: keep a tag when you rename its class.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from bundle.digest import canonical_json, sha256_bytes
+from bundle.host.path_texts import read_path, write_path
 from bundle.manifest import ABI_VERSION, Target
 from compiler_svc.config import InferenceConfig
 from targets.cpu import TORCH
@@ -24,13 +24,9 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that every job spec has.
 
     Attributes:
-        name: Bundle name.
         model: Checkpoint directory, absolute, symbolic links resolved; until it is fetched, the outline of a URL's.
         model_roots: Directories that may contain the checkpoint's files; none once it has been fetched.
         url: What the client named, if it named no path.
-        config: Resolved configuration.
-        skip_cache_lookup: Build even if the cache has the result.
-        warnings: Notes for the caller.
     """
 
     name: str
@@ -52,12 +48,8 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
-    """The job of one accepted Compile.
-
-    Attributes:
-        optimization_level: 0, 1 or 2.
-        salt: Enters every action digest.
-        debug: Keep the graphs beside the bundle. Enters no action digest: executables and bundle are the same.
+    """The job of one accepted Compile. The salt enters every action digest. `debug` keeps the graphs beside the bundle
+    and enters none: executables and bundle are the same.
     """
 
     target: Target
@@ -78,10 +70,8 @@ class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
         """Identifies the bundle that this compile makes: equal digests mean equal bundles, whatever their names.
 
-        Args:
-            checkpoint_digest: Digest of the weights, configuration and tokenizer files.
-            toolchain: Versions of every tool that shapes executables.
-            code_digest: Digest of this compiler's own code.
+        `checkpoint_digest` covers weights, configuration and tokenizer files; `toolchain` has the versions of every
+        tool that shapes executables.
         """
         return self._digest_action(
             action="bundle",
@@ -95,13 +85,8 @@ class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec
     def executable_action_digest(
         self, *, graph_digest: str, toolchain: dict[str, str], code_digest: str, flags: Sequence[str] = ()
     ) -> str:
-        """Identifies the executable that lowering makes from one graph.
-
-        Args:
-            graph_digest: Digest of the exported graph.
-            toolchain: Versions of every tool that shapes executables.
-            code_digest: Digest of the lowering code.
-            flags: Arguments of the compiler, if it takes some that depend on the configuration.
+        """Identifies the executable that lowering makes from one graph. `code_digest` is that of the lowering code;
+        `flags` are arguments of the compiler, if it takes some that depend on the configuration.
         """
         # Left out if there are none: the digests of earlier releases stay.
         given = {"flags": list(flags)} if flags else {}
@@ -119,11 +104,7 @@ class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec
 
 
 class ShardJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="ShardSpec"):
-    """The job of one accepted ShardWeights: writing weights for executables that exist.
-
-    Attributes:
-        executables: Digest of the bundle that has them.
-    """
+    """The job of one accepted ShardWeights: writing weights for executables of a bundle, given by its digest."""
 
     executables: str
 
@@ -151,20 +132,10 @@ JobSpec = CompileJobSpec | ShardJobSpec
 
 def write_spec(spec: JobSpec) -> bytes:
     """Encodes a job spec as JSON."""
-    return msgspec.json.encode(spec, enc_hook=str)
+    return msgspec.json.encode(spec, enc_hook=write_path)
 
 
 def read_spec(data: bytes) -> JobSpec:
-    """Decodes the job spec that `write_spec` wrote.
-
-    Raises:
-        ValueError: The data is not a job spec of this version. Other versions may have other fields.
-    """
+    """Decodes the job spec that `write_spec` wrote."""
     spec: JobSpec = msgspec.json.decode(data, type=JobSpec, dec_hook=read_path)
     return msgspec.structs.replace(spec, config=InferenceConfig.from_fields(msgspec.json.decode(data)["config"]))
-
-
-def read_path(kind: type, text: str) -> Path:
-    """Reads a path from text: the `dec_hook` of msgspec, because JSON has no paths."""
-    assert kind is Path, kind
-    return Path(text)

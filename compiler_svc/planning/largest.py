@@ -19,12 +19,8 @@ class Verdict(Enum):
 
 
 def find_largest(check: Callable[[int], Verdict], configured: int, *, step: int = 1) -> int:
-    """Finds the largest size that fits; 0 if none does.
-
-    Args:
-        check: Says whether a size fits. Memory grows with the size, and no illegal size lies between two legal ones.
-        configured: A legal size.
-        step: Divides every legal size, and `configured`.
+    """Finds the largest size that fits; 0 if none does. Memory grows with the size, and no illegal size lies between
+    two legal ones. `configured` is legal; `step` divides it and every legal size.
     """
     start = configured // step
 

@@ -9,18 +9,17 @@ from typing import Final
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.submodels import count_ring_step, describe_submodels
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.registry import describe_model
 from compiler_svc.models.state import StateSpec
-from compiler_svc.models.transforms import split_vocabulary
+from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.planning.activations import measure_activations
 from compiler_svc.planning.adapters import NO_ADAPTERS, Adapters
+from compiler_svc.planning.build_plan import choose_changes, choose_quantization
 from compiler_svc.planning.weights import (
     item_bytes_of,
     measure_adapters,
     measure_draft_weights,
     measure_medusa_heads,
     measure_weights,
-    quantize_as_configured,
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -37,15 +36,7 @@ _NUM_SCRATCH: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one rank; all ranks need the same.
-
-    Attributes:
-        weight_groups: Weights by group.
-        kv_bytes: Keys and values.
-        activation_bytes: Activations of the largest step.
-        code_bytes: Executables, estimated.
-        lora_bytes: Adapters.
-    """
+    """Bytes of one rank; all ranks need the same. Activations are those of the largest step; code is estimated."""
 
     weight_groups: Mapping[str, int]
     kv_bytes: int
@@ -73,14 +64,10 @@ class PlannedModel:
 
 
 def read_model(checkpoint: Checkpoint) -> PlannedModel:
-    """Reads from a checkpoint what a plan needs.
-
-    Leaves a pickled checkpoint closed and assumes that it has the tensors that its configuration implies.
-
-    Raises:
-        ModelConfigInvalid, ModelNotServed: This compiler does not build the model.
+    """Reads from a checkpoint what a plan needs. Leaves a pickled checkpoint closed and assumes that it has the tensors
+    that its configuration implies.
     """
-    description = describe_model(checkpoint.config)
+    description = checkpoint.description
     if checkpoint.is_pickled:
         file = checkpoint.files[0]
         tensors = {
@@ -102,26 +89,17 @@ class MemoryModel:
         optimization_level: int,
         adapters: Adapters = NO_ADAPTERS,
     ) -> None:
-        """Takes the model, the draft model that compiles together with it, and what their executables are made for.
-
-        Args:
-            adapters: What the files of the configuration's adapters say.
-        """
         self._model = model
         self._adapters = adapters
         self._draft = draft
         self._format = target.lowerings[optimization_level].format
         self._has_rings = target.has_rings
         self._skips_idle = target.skips_idle
-        self._descriptions: dict[tuple[object, ...], ModelDescription] = {}
+        self._descriptions: dict[ModelChanges, ModelDescription] = {}
         self._weights: dict[tuple[object, ...], dict[str, int]] = {}
 
     def measure(self, config: InferenceConfig) -> RankMemory:
-        """Measures the memory of a rank.
-
-        Raises:
-            CheckpointInvalid, ShardingNotServed: This compiler cannot shard the model this way.
-        """
+        """Measures the memory of a rank."""
         neuron, model = config.neuron_config, self._model.description
         kv_bytes = self._measure_kv(model, neuron)
         submodels = describe_submodels(neuron)
@@ -150,22 +128,17 @@ class MemoryModel:
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config
-        key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, *_list_changes(neuron))
+        changes = choose_changes(neuron)
+        key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, changes)
         if key not in self._weights:
-            groups = measure_weights(self._plan_weights(self._describe(neuron), neuron))
+            groups = measure_weights(self._plan_weights(self._describe(changes), neuron))
             self._weights[key] = groups | {"draft": self._measure_draft(config)}
         return self._weights[key]
 
-    def _describe(self, neuron: NeuronConfig) -> ModelDescription:
-        """Describes the model as a configuration quantizes it and divides its vocabulary, among however many ranks."""
-        key = _list_changes(neuron)
-        if key not in self._descriptions:
-            description = self._model.description
-            if neuron.vocab_parallel:
-                description = split_vocabulary(description)
-            skipped = neuron.modules_to_not_convert or ()
-            self._descriptions[key] = quantize_as_configured(description, neuron, skipped)
-        return self._descriptions[key]
+    def _describe(self, changes: ModelChanges) -> ModelDescription:
+        if changes not in self._descriptions:
+            self._descriptions[changes] = changes.apply(self._model.description)
+        return self._descriptions[changes]
 
     def _plan_weights(self, description: ModelDescription, neuron: NeuronConfig) -> WeightPlan:
         return plan_weights(
@@ -187,19 +160,14 @@ class MemoryModel:
             return 0
         draft = draft_config(config)
         skipped = neuron.draft_model_modules_to_not_convert or draft.modules_to_not_convert or ()
+        # NxD Inference quantizes a draft model, and changes nothing else in it.
+        changes = ModelChanges(quantization=choose_quantization(draft, skipped))
         return measure_draft_weights(
             self._draft.checkpoint.tensors,
-            quantize_as_configured(self._draft.description, draft, skipped),
+            changes.apply(self._draft.description),
             item_bytes=item_bytes_of(draft.torch_dtype),
             tp_degree=neuron.tp_degree,
         )
-
-
-def _list_changes(neuron: NeuronConfig) -> tuple[object, ...]:
-    """Lists what a configuration changes in the description of which a plan measures the weights."""
-    skipped = tuple(neuron.modules_to_not_convert or ())
-    quantization = (neuron.quantized, neuron.quantized_mlp_kernel_enabled, neuron.quantization_type, skipped)
-    return neuron.vocab_parallel, *quantization
 
 
 def draft_config(config: InferenceConfig) -> NeuronConfig:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy.orm import Session
-
-from bundle.layout import Layout
 from bundle.manifest import Target
+from bundle.store.layout import Layout
 from compiler_svc.config import InferenceConfig, NeuronConfig, Resolution, resolve_config
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
-from compiler_svc.models.registry import describe_model
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.planning.adapters import read_adapters
 from compiler_svc.planning.admission import (
     BuildRequest,
@@ -30,14 +27,15 @@ from compiler_svc.planning.admission import (
     warn_of_unused_instructions,
 )
 from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.checkpoint_quantization import read_quantization
 from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.graph_check import GraphCheck, check_graphs, require_checks
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
-from compiler_svc.planning.unmatched import find_unmatched
 from compiler_svc.planning.variation import Variations
+from compiler_svc.planning.weights import ALL_LINEAR
 from compiler_svc.remote.urls import NO_URLS, UrlSettings
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
@@ -55,12 +53,7 @@ _UNCHECKED_GRAPHS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(BuildRequest):
-    """A PlanCompile request of a client.
-
-    Attributes:
-        core_memory_bytes: Memory of one core; None for the target's own.
-        check_graphs: Whether graphs are traced and checked, too.
-    """
+    """A PlanCompile request of a client. None for `core_memory_bytes` is the target's own memory of a core."""
 
     core_memory_bytes: int | None
     check_graphs: bool = False
@@ -68,12 +61,8 @@ class PlanRequest(BuildRequest):
 
 @dataclass(frozen=True, slots=True)
 class RankLimit:
-    """The memory that one rank may take.
-
-    Attributes:
-        core_memory_bytes: Memory of a core if the caller gives it, otherwise None.
-        physical_core_bytes: The target's memory of a physical core; None if all ranks share the host's.
-        host_bytes: Memory of the host.
+    """The memory that one rank may take. `physical_core_bytes` is the target's memory of a physical core; None if all
+    ranks share the host's.
     """
 
     core_memory_bytes: int | None
@@ -91,14 +80,9 @@ class RankLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """What a planner is made of, in a process of its own.
-
-    Attributes:
-        database_url: SQLAlchemy URL of the database with the action cache.
-        store: OCI layout that holds the cache's executables.
-        model_roots: Directories that may contain checkpoints.
-        num_lowerings: Number of lowerings of one build that run at once.
-        default_isa: Instruction set of requests that name none; see `choose_target`.
+    """What a planner is made of, in a process of its own. `store` is the OCI layout that holds the cache's executables;
+    `num_lowerings` of one build run at once; requests without an instruction set get `default_isa`, see
+    `choose_target`.
     """
 
     database_url: str
@@ -118,15 +102,7 @@ def plan_compile(
         end_tree_with_parent(os.getppid())
     database = Database(settings.database_url)
     try:
-        planner = Planner(
-            database,
-            Layout(settings.store),
-            model_roots=settings.model_roots,
-            num_lowerings=settings.num_lowerings,
-            default_isa=settings.default_isa,
-            urls=urls,
-        )
-        return planner.plan(request, directory)
+        return Planner(database, settings, urls).plan(request, directory)
     finally:
         database.close()
 
@@ -134,59 +110,25 @@ def plan_compile(
 class Planner:
     """Plans compiles for one action cache."""
 
-    def __init__(
-        self,
-        database: Database,
-        layout: Layout,
-        *,
-        model_roots: tuple[Path, ...],
-        num_lowerings: int,
-        default_isa: str = "",
-        urls: UrlSettings = NO_URLS,
-    ) -> None:
-        """Takes the action cache, the store that holds its executables, and the model roots.
-
-        Args:
-            num_lowerings: Number of lowerings of one build that run at once.
-            default_isa: Instruction set of requests that name none; see `choose_target`.
-            urls: Which URLs may name a checkpoint.
-        """
+    def __init__(self, database: Database, settings: PlannerSettings, urls: UrlSettings = NO_URLS) -> None:
         self._database = database
-        self._layout = layout
-        self._model_roots = model_roots
-        self._num_lowerings = num_lowerings
-        self._default_isa = default_isa
+        self._layout = Layout(settings.store)
+        self._settings = settings
         self._urls = urls
 
     def plan(self, request: PlanRequest, directory: Path | None = None) -> PlanReport:
-        """Plans a compile. Reads JSON files and tensor headers, and takes as long as they make it take.
-
-        Args:
-            directory: Receives the files of the check of graphs, if the request asks for it.
-
-        Raises:
-            ConfigInvalid, FeatureNotServed: The request has mistakes.
-            IsaUnknown, IsaUnsupported, ToolchainMissing: This host lacks something that the compile would need.
-            PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
-            ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
-            ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
-            NeuronToolchainMissing, NeuronTraceFailed, RuntimeError: See `require_checks` and `check_graphs`.
+        """Plans a compile. Reads JSON files and tensor headers, and takes as long as they make it take. `directory`
+        receives the files of the check of graphs, if the request asks for it.
         """
         if request.check_graphs:
             require_checks(request.target_kind)
         target = self._check_target(request)
-        checkpoint, resolution = resolve_request(request, self._model_roots, self._urls)
+        checkpoint, resolution = resolve_request(request, self._settings.model_roots, self._urls)
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
-        adapters = read_adapters(config.neuron_config.lora_config, self._model_roots)
+        adapters = read_adapters(config.neuron_config.lora_config, self._settings.model_roots)
         draft = self._open_draft(config)
-        memory_model = MemoryModel(
-            model,
-            draft,
-            planned_target,
-            request.optimization_level,
-            adapters,
-        )
+        memory_model = MemoryModel(model, draft, planned_target, request.optimization_level, adapters)
         limit = RankLimit(request.core_memory_bytes, planned_target.core_bytes, host_bytes=measure_memory())
         memory = memory_model.measure(config)
         executables = self._list_executables(request, target, model, config)
@@ -201,7 +143,7 @@ class Planner:
             memory=memory,
             limit_bytes=limit.measure(config.neuron_config),
             largest=variations.find_largest(
-                config.neuron_config, trained_positions=describe_model(checkpoint.config).max_position_embeddings
+                config.neuron_config, trained_positions=checkpoint.description.max_position_embeddings
             ),
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
@@ -219,7 +161,7 @@ class Planner:
                     num_executables=sum(not one.is_shared for one in executables),
                     num_layers=len(model.description.layers),
                     weights_bytes=memory.weights_bytes * config.neuron_config.tp_degree,
-                    num_lowerings=self._num_lowerings,
+                    num_lowerings=self._settings.num_lowerings,
                 ),
             ),
             graph_check=self._check_graphs(request, checkpoint, limit.measure(config.neuron_config), directory),
@@ -242,7 +184,7 @@ class Planner:
         if not TARGETS[request.target_kind].is_served:
             return None
         try:
-            return choose_target(request, self._default_isa)
+            return choose_target(request, self._settings.default_isa)
         except NeuronToolchainMissing:
             return None
 
@@ -250,7 +192,7 @@ class Planner:
         fused = config.fused_spec_config
         if fused is None or not fused.draft_model_path:
             return None
-        draft = open_model(fused.draft_model_path, self._model_roots, self._urls)
+        draft = open_model(fused.draft_model_path, self._settings.model_roots, self._urls)
         return read_model(draft if fused.draft_config is None else override_model(draft, fused.draft_config))
 
     def _list_executables(
@@ -265,8 +207,7 @@ class Planner:
             ]
         build = plan_build(model.checkpoint, config.neuron_config, target=target.kind)
         digests = digest_plan(build, target=target, optimization_level=request.optimization_level, salt=request.salt)
-        find = partial(actuals.find_planned, plan_digests=list(digests.values()))
-        planned = self._database.run_and_wait(find)
+        planned = self._database.run_and_wait(actuals.find_planned, list(digests.values()))
         cached = {digest for digest, executable in planned.items() if self._layout.has(executable.blob)}
         executables: list[PlannedExecutable] = []
         listed: set[str] = set()
@@ -285,25 +226,27 @@ class Planner:
         return executables
 
     def _estimate_cost(self, request: PlanRequest, work: Work) -> CostEstimate | None:
-        def read(session: Session) -> CostEstimate | None:
-            kind, level = request.target_kind, request.optimization_level
-            lowerings, builds = actuals.list_lowerings(session, kind, level), actuals.list_builds(session, kind, level)
-            return estimate_cost(work, lowerings, builds)
-
-        return self._database.run_and_wait(read)
+        kind, level = request.target_kind, request.optimization_level
+        lowerings = self._database.run_and_wait(actuals.list_lowerings, kind, level)
+        builds = self._database.run_and_wait(actuals.list_builds, kind, level)
+        return estimate_cost(work, lowerings, builds)
 
 
 def _resolve(
     request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint, *, compiles: bool = False
 ) -> InferenceConfig:
-    dtype = read_declared_dtype(checkpoint)
-    return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind, compiles=compiles).config
+    return resolve_config(
+        document,
+        checkpoint_dtype=read_declared_dtype(checkpoint),
+        quantization=read_quantization(checkpoint, request.target_kind),
+        target=request.target_kind,
+        compiles=compiles,
+    ).config
 
 
 def _find_warnings(
     request: PlanRequest, target: Target | None, checkpoint: Checkpoint, config: InferenceConfig
 ) -> Iterator[str]:
-    """Lists the warnings about the plan and the compile."""
     if note := TARGETS[request.target_kind].note:
         yield note
     if request.target_kind != CPU.kind and not request.check_graphs:
@@ -334,3 +277,39 @@ def _without_hints(resolution: Resolution) -> list[str]:
 
 def _tag(submodel: SubmodelShape, bucket: tuple[int, ...]) -> str:
     return f"{submodel.name}_{'x'.join(map(str, bucket))}"
+
+
+def find_unmatched(config: InferenceConfig, model: ModelDescription, draft: ModelDescription | None) -> Iterator[str]:
+    """Yields a warning for each list of modules of which some name matches none."""
+    neuron = config.neuron_config
+    if neuron.lora_config is not None:
+        yield from _find_targets(neuron.lora_config.target_modules, model)
+    if neuron.quantized or neuron.quantized_mlp_kernel_enabled:
+        yield from _find_exclusions("modules_to_not_convert", neuron.modules_to_not_convert, model)
+    if neuron.quantized and draft is not None:
+        skipped = neuron.draft_model_modules_to_not_convert
+        yield from _find_exclusions("draft_model_modules_to_not_convert", skipped, draft)
+
+
+def _find_targets(targets: tuple[str, ...], model: ModelDescription) -> Iterator[str]:
+    linears = [linear for linear in model.linears() if linear.is_adaptable]
+    names = {ALL_LINEAR}.union(*((linear.module, linear.name) for linear in linears))
+    unmatched = [one for one in targets if one not in names]
+    if unmatched:
+        modules = dict.fromkeys(linear.module for linear in linears)
+        rest = "" if len(unmatched) < len(targets) else "; so adapters take no memory in this plan"
+        yield (
+            f"neuron_config.lora_config.target_modules: {_list(unmatched)} match no linear layer that adapters may "
+            f"change, which are {_list(modules)}, or {ALL_LINEAR}{rest}"
+        )
+
+
+def _find_exclusions(name: str, skipped: Iterable[str], model: ModelDescription) -> Iterator[str]:
+    quantizable = [linear.name for linear in model.linears() if linear.is_quantizable]
+    unmatched = [part for part in skipped if not any(part in one for one in quantizable)]
+    if unmatched:
+        yield f"neuron_config.{name}: {_list(unmatched)} are in no name of a module that would be quantized"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -7,24 +7,22 @@ thread cannot be ended and shares the service's interpreter and memory; a proces
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from bundle.confinement import PLAN
 from bundle.errors import KilnError
-from bundle.shortage import outlast_shortages
+from bundle.host.confinement import PLAN
+from bundle.host.shortage import outlast_shortages
 from compiler_svc.planning.errors import PlanFailed, PlanTimedOut, TooManyPlans
 from compiler_svc.remote.errors import OutlineMissing
-from execution.failure import Failure
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
+from execution.forkserver.task import Ending, run_task
 
 #: Named, not imported: the module loads what plans need, which takes the service nothing but time.
 _PROCESS: Final = "compiler_svc.planning.process"
@@ -37,11 +35,8 @@ T = TypeVar("T")
 class PlanningLimits:
     """What planning may take. The largest models that the limits of sizes allow need seconds and some 100 MB.
 
-    Attributes:
-        max_running: Processes at once.
-        max_waiting: Calls that may wait while those run.
-        timeout_s: Time of one process, loading of the forkserver included.
-        max_memory_bytes: Data memory of one process.
+    `max_waiting` calls may wait while others run; `timeout_s` counts loading of the forkserver, too; `max_memory_bytes`
+    is data memory. Both limit one process.
     """
 
     max_running: int = 4
@@ -66,13 +61,6 @@ class PlanningPool:
     def __init__(
         self, forkserver: Forkserver, limits: PlanningLimits | None = None, *, process_name: str = "kiln-plan"
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            forkserver: The one that `make_forkserver` or `make_fetch_forkserver` describes.
-            limits: None for those that hold by default.
-            process_name: Name of its processes in process lists.
-        """
         self._forkserver = forkserver
         self._limits = limits or PlanningLimits()
         self._process_name = process_name
@@ -84,17 +72,8 @@ class PlanningPool:
         return PlanningPool(self._forkserver, limits, process_name=self._process_name)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Does a piece of work in a process; cancelling the call kills it.
-
-        Args:
-            work: Can be pickled, as can its result: a function of a module, or a `partial` of one.
-
-        Raises:
-            TooManyPlans: As many calls wait as may.
-            PlanTimedOut, PlanMemoryExceeded: The work has reached a limit.
-            PlanFailed: The process ended without an answer.
-            ResourcesShort: The host has no room for the process.
-            KilnError, OutlineMissing: The error that the work raised.
+        """Does a piece of work in a process; cancelling the call kills it. Work and result can be pickled: the work is
+        a function of a module, or a `partial` of one.
         """
         if self._num_waiting >= self._limits.max_waiting:
             raise TooManyPlans(self._limits.max_waiting, _RETRY_AFTER_S)
@@ -104,11 +83,13 @@ class PlanningPool:
         finally:
             self._num_waiting -= 1
         try:
-            answer = await outlast_shortages(lambda: self._run_process(work))
+            ending = await outlast_shortages(lambda: self._run_process(work))
         finally:
             self._places.release()
-        if isinstance(answer, Failure):
-            raise answer.to_error()
+        # Outside of the repetition: a shortage that the work itself met is its answer.
+        if (packet := ending.result()) is None:
+            raise PlanFailed(f"its process ended without an answer ({ending})")
+        answer = pickle.loads(packet)
         if isinstance(answer, OutlineMissing):
             raise answer
         result: T = answer
@@ -119,35 +100,20 @@ class PlanningPool:
         with suppress(KilnError):
             await self.run(int)
 
-    async def _run_process(self, work: Callable[[], Any]) -> Any:
-        with _open_nameless("plan-order") as order, _open_nameless("plan-answer") as answer:
-            try:
-                pickle.dump(work, order)
-            except RecursionError as error:
-                raise PlanFailed("its order is nested too deeply") from error
-            order.seek(0)
-            call = Call(f"{_PROCESS}:run_order", (self._limits.max_memory_bytes,))
-            confinement = msgspec.structs.replace(PLAN, data_bytes=self._limits.max_memory_bytes)
-            fds = [order.fileno(), answer.fileno()]
-            process = self._forkserver.start(call, fds, name=self._process_name, confinement=confinement)
-            try:
-                async with asyncio.timeout(self._limits.timeout_s):
-                    exit_code = await process.wait()
-            except TimeoutError:
-                raise PlanTimedOut(self._limits.timeout_s) from None
-            finally:
-                await asyncio.shield(process.end())
-            if exit_code != 0:
-                raise PlanFailed(f"its process ended without an answer ({_describe_end(exit_code)})")
-            answer.seek(0)
-            return pickle.load(answer)
-
-
-def _open_nameless(name: str) -> BinaryIO:
-    return os.fdopen(os.memfd_create(name), "w+b")
-
-
-def _describe_end(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "with the process that it was forked from"
-    return f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+    async def _run_process(self, work: Callable[[], Any]) -> Ending:
+        limits = self._limits
+        try:
+            order = pickle.dumps(work)
+        except RecursionError as error:
+            raise PlanFailed("its order is nested too deeply") from error
+        try:
+            return await run_task(
+                self._forkserver,
+                Call(f"{_PROCESS}:run_order", (limits.max_memory_bytes,)),
+                order,
+                name=self._process_name,
+                confinement=msgspec.structs.replace(PLAN, data_bytes=limits.max_memory_bytes),
+                timeout_s=limits.timeout_s,
+            )
+        except TimeoutError:
+            raise PlanTimedOut(limits.timeout_s) from None

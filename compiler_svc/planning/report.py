@@ -15,12 +15,8 @@ from compiler_svc.planning.memory import RankMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestSizes:
-    """The largest sizes that fit, each with all else as configured; 0 if not even 1 fits.
-
-    Attributes:
-        batch_size: Rows of the KV cache.
-        seq_len: In tokens.
-        pa_num_blocks: Blocks of the KV cache; 0 also if the cache has no block layout.
+    """The largest sizes that fit, each with all else as configured; 0 if not even 1 fits. `batch_size` is in rows of
+    the KV cache, `seq_len` in tokens, `pa_num_blocks` in blocks of the cache, 0 also if it has no block layout.
     """
 
     batch_size: int
@@ -35,11 +31,8 @@ class LargestSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedExecutable:
-    """One executable.
-
-    Attributes:
-        is_cached: Whether the compile makes none: the cache has it now, or it is shared.
-        is_shared: Whether it is an earlier one of the list, because their graphs are equal.
+    """One executable. The compile makes none if it `is_cached`: the cache has it now, or it `is_shared`, because an
+    earlier one of the list has an equal graph.
     """
 
     tag: str
@@ -54,12 +47,10 @@ class PlanReport:
     """The executables, memory and cost of a compile that has not run.
 
     Attributes:
-        memory: Memory that each rank needs.
         limit_bytes: Memory that each rank may take.
         cores_needed: The target's smallest tensor-parallel degree at which ranks fit; 0 if none does.
         hints: Attributes that the target ignores; not among the warnings.
         cost: None if the compiler has never built anything similar.
-        graph_check: None if the caller has not asked for it.
     """
 
     config: InferenceConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.reader import Bundle
 from bundle.reference import is_new_name
+from bundle.store.reader import Bundle
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
 from compiler_svc.planning.admission import open_model, warn_of_unread_tokenizer
 from compiler_svc.planning.build_plan import plan_build
@@ -19,12 +19,7 @@ from execution.isa import require_isa
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRequest:
-    """A ShardWeights request of a client.
-
-    Attributes:
-        model: Checkpoint directory, absolute or relative to a model root.
-        executables_ref: Reference of the bundle whose executables the weights are for.
-    """
+    """A ShardWeights request of a client."""
 
     name: str
     model: str
@@ -35,21 +30,8 @@ class ShardRequest:
 def admit_shard_request(
     request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS
 ) -> ShardJobSpec:
-    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
-
-    Leaves pickled weights to the build, because opening them needs torch.
-
-    Args:
-        executables: The bundle that `request.executables_ref` names.
-        urls: Which URLs may name a checkpoint.
-
-    Raises:
-        NameInvalid, ExecutablesMissing: The request has mistakes.
-        IsaUnsupported, FormatUnknown, FormatInvalid: This host cannot run the executables to verify the weights.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
-        ModelUrlRefused, ModelUrlUnsupported, OutlineMissing: See `open_model`.
-        ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
-        GraphAbiMismatch: The model's weights do not fit the executables.
+    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take. Leaves pickled
+    weights to the build, because opening them needs torch.
     """
     if not is_new_name(request.name):
         raise NameInvalid(request.name)

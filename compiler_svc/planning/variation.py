@@ -7,7 +7,7 @@ from typing import Any
 
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.findings import Findings
-from compiler_svc.config.options import expand_options
+from compiler_svc.config.transformers_neuronx import expand_options
 from compiler_svc.errors import CompilerError
 from compiler_svc.planning.largest import Verdict, find_largest
 from compiler_svc.planning.report import LargestSizes
@@ -24,13 +24,7 @@ class Variations:
     """Checks variations of one configuration. A size that breaks a rule counts as illegal."""
 
     def __init__(self, document: Mapping[str, Any], *, resolve: Resolve, fits: Fits) -> None:
-        """Takes a valid document.
-
-        Args:
-            document: Attributes that it leaves out get their defaults from the varied sizes.
-            resolve: Resolves a varied document.
-            fits: Says whether the ranks of a resolved configuration fit.
-        """
+        """Takes a valid document. Attributes that it leaves out get their defaults from the varied sizes."""
         # Moves sections that stand for attributes of neuron_config into it.
         self._document, _ = expand_options(document, Findings())
         self._given: Mapping[str, Any] = self._document.get("neuron_config") or {}
@@ -38,14 +32,9 @@ class Variations:
         self._fits = fits
 
     def find_largest(self, config: NeuronConfig, *, trained_positions: int) -> LargestSizes:
-        """Finds the largest sizes that fit.
-
-        Attributes that give the rows of the cache change together; so do attributes that give its positions.
-
-        Args:
-            config: The configuration before any change.
-            trained_positions: Longest sequence that the model was trained for, in tokens. No longer one is looked for,
-                unless the configuration has it.
+        """Finds the largest sizes that fit, but no sequence longer than `trained_positions`, in tokens, the longest
+        that the model was trained for, unless the configuration has it. Attributes that give the rows of the cache
+        change together; so do attributes that give its positions.
         """
         rows = self._given_of("max_batch_size", "tkg_batch_size") or ["batch_size"]
         lengths = self._make_check("seq_len", *self._given_of("max_length", "n_positions"))

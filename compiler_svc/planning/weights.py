@@ -1,7 +1,5 @@
 """Bytes of one rank's weights, by group, and of the adapters that change them.
 
-A quantized matrix keeps one byte for each value and float32 scales: one for each output, or one for the matrix.
-
 Each linear layer of `in` inputs and `out` outputs that adapters may change has A [max_loras, in, r] and
 B [max_loras, r, out]; r is the largest rank. Tensor parallelism divides one of the two together with the layer: B if it
 divides the layer's outputs, A if it divides its inputs. Every rank holds the other one whole unless
@@ -11,15 +9,15 @@ divides the layer's outputs, A if it divides its inputs. Every rank holds the ot
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from bundle.manifest import DTYPE_SIZES_BYTES
+from bundle.abi.tensor import DTYPES
 from compiler_svc.config import NeuronConfig
-from compiler_svc.models.description import LinearSpec, ModelDescription
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, Evenly, share_of
-from compiler_svc.models.parameters import MemoryGroup, ParameterSpec, WeightFormat
-from compiler_svc.models.transforms import quantize
+from compiler_svc.models.parameters import MemoryGroup, ParameterSpec
+from compiler_svc.models.specs import LinearSpec
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.headers import TensorHeader
 
@@ -29,37 +27,12 @@ WEIGHT_GROUPS: Final = tuple(str(group) for group in MemoryGroup)
 #: Stands for every linear layer that adapters may change.
 ALL_LINEAR: Final = "all-linear"
 
-_SCALE_BYTES: Final = 4
-#: Every dtype of quantized weights has items of this size.
-_QUANTIZED_ITEM_BYTES: Final = 1
-
-
-def quantize_as_configured(
-    description: ModelDescription, config: NeuronConfig, skipped: Iterable[str]
-) -> ModelDescription:
-    """Puts the description's matrices into the format that a configuration asks for.
-
-    The kernel of `quantized_mlp_kernel_enabled` takes quantized matrices of the MLP, whether `quantized` is set or not.
-
-    Args:
-        skipped: Parts of the names of modules that stay as they are.
-    """
-    if not (config.quantized or config.quantized_mlp_kernel_enabled):
-        return description
-    is_per_channel = config.quantization_type == "per_channel_symmetric"
-    return quantize(
-        description,
-        WeightFormat.PER_CHANNEL if is_per_channel else WeightFormat.PER_TENSOR,
-        tuple(skipped),
-        groups=tuple(MemoryGroup) if config.quantized else (MemoryGroup.MLP,),
-    )
-
 
 def measure_weights(plan: WeightPlan) -> dict[str, int]:
     """Measures each group in one rank's shard, in bytes; all ranks hold the same."""
     groups = dict.fromkeys(WEIGHT_GROUPS, 0)
     for tensor in plan.tensors:
-        groups[tensor.spec.group] += _measure(tensor.spec, tensor.rank_shape, DTYPE_SIZES_BYTES[tensor.dtype])
+        groups[tensor.spec.group] += tensor.rank_size_bytes
     return groups
 
 
@@ -70,14 +43,11 @@ def measure_draft_weights(
 
     A checkpoint that lacks tensors of a whole model, as EAGLE's do, is measured tensor by tensor: the layers as the
     description divides them; `fc`, which joins embedding and hidden state, by its outputs. Every rank holds the other
-    tensors whole.
-
-    Args:
-        tensors: The checkpoint's, by name; EAGLE's checkpoints leave the outermost module out of names.
+    tensors whole. EAGLE's checkpoints leave the outermost module out of names.
     """
     parameters = [one for one in description.parameters(tp_degree) if one.group is not MemoryGroup.DERIVED]
     if tensors.keys() >= description.checkpoint_tensors().keys():
-        return sum(_measure(one, one.rank_shape(tp_degree), item_bytes) for one in parameters)
+        return sum(_measure(one, tp_degree, item_bytes) for one in parameters)
     specs = {name: one for one in parameters for name in (one.name, one.name.partition(".")[2])}
     specs |= {one.name: one for one in _describe_eagle_fc(tensors)}
     total = 0
@@ -86,7 +56,8 @@ def measure_draft_weights(
         if spec is None or spec.shape != header.shape:
             total += math.prod(header.shape) * item_bytes
         else:
-            total += _measure(spec, spec.rank_shape(tp_degree), item_bytes)
+            own = (spec, specs.get(f"{header.name.removesuffix('.weight')}.scale"))
+            total += sum(_measure(one, tp_degree, item_bytes) for one in own if one is not None)
     return total
 
 
@@ -107,7 +78,7 @@ def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_
         LinearSpec(name="head", inputs=hidden, outputs=Axis(description.vocab_size, Evenly()), group=MemoryGroup.DRAFT),
     )
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
-    return num_heads * sum(_measure(one, one.rank_shape(tp_degree), item_bytes) for one in parameters)
+    return num_heads * sum(_measure(one, tp_degree, item_bytes) for one in parameters)
 
 
 def measure_adapters(
@@ -115,11 +86,8 @@ def measure_adapters(
 ) -> int:
     """Measures the adapters that one rank has room for, in bytes; 0 if the configuration serves none.
 
-    Without `target_modules`, counts every linear layer that adapters may change.
-
-    Args:
-        num_adapters: Number of adapters whose files are there, which raises `max_loras` as in NxD Inference.
-        largest_rank: Their largest rank, which raises `max_lora_rank`.
+    Without `target_modules`, counts every linear layer that adapters may change. The number of adapters whose files are
+    there raises `max_loras`, and their largest rank `max_lora_rank`, as in NxD Inference.
     """
     lora = config.lora_config
     if lora is None:
@@ -135,10 +103,8 @@ def measure_adapters(
 
 
 def is_adapted(linear: LinearSpec, targets: Collection[str]) -> bool:
-    """Whether adapters change a linear layer.
-
-    Args:
-        targets: Names of modules, whole or their last part, or `ALL_LINEAR`; empty for all that adapters may change.
+    """Whether adapters change a linear layer. Targets are names of modules, whole or their last part, or `ALL_LINEAR`;
+    empty for all that adapters may change.
     """
     return linear.is_adaptable and (
         not targets or ALL_LINEAR in targets or linear.module in targets or linear.name in targets
@@ -147,15 +113,12 @@ def is_adapted(linear: LinearSpec, targets: Collection[str]) -> bool:
 
 def item_bytes_of(dtype: str) -> int:
     """Bytes of one item of a dtype of weights, activations or KV cache."""
-    return dict(DTYPE_SIZES_BYTES)[dtype]  # type: ignore[index]
+    return dict(DTYPES)[dtype].size_bytes  # type: ignore[index]
 
 
-def _measure(spec: ParameterSpec, rank_shape: tuple[int, ...], item_bytes: int) -> int:
-    items = math.prod(rank_shape)
-    if spec.format is WeightFormat.DENSE:
-        return items * item_bytes
-    num_scales = rank_shape[0] if spec.format is WeightFormat.PER_CHANNEL else 1
-    return items * _QUANTIZED_ITEM_BYTES + num_scales * _SCALE_BYTES
+def _measure(spec: ParameterSpec, tp_degree: int, item_bytes: int) -> int:
+    """`item_bytes` are those of a tensor without a dtype of its own."""
+    return math.prod(spec.rank_shape(tp_degree)) * (item_bytes if spec.dtype is None else item_bytes_of(spec.dtype))
 
 
 def _count_adapter_items(linear: LinearSpec, tp_degree: int, *, is_sharded: bool) -> int:

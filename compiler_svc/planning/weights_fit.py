@@ -11,7 +11,7 @@ import msgspec
 from bundle.abi.digest import compute_graph_abi_digest
 from bundle.abi.state import StateLayout
 from bundle.digest import canonical_json, sha256_file
-from bundle.manifest import Manifest
+from bundle.manifest import Manifest, WeightTensor
 from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatch
 from compiler_svc.planning.build_plan import BuildPlan
@@ -27,11 +27,7 @@ _CONFIG_NAMES: Final[tuple[str, ...]] = ("neuron_config", "fused_spec_config", "
 
 
 def read_config(manifest: Manifest) -> InferenceConfig:
-    """Reads a bundle's configuration; attributes that are newer than the bundle get their defaults.
-
-    Raises:
-        GraphAbiMismatch: Another version of the compiler wrote the configuration, with other attributes or rules.
-    """
+    """Reads a bundle's configuration; attributes that are newer than the bundle get their defaults."""
     document: dict[str, Any] = {name: manifest.config[name] for name in _CONFIG_NAMES if name in manifest.config}
     document |= manifest.config.get(MODEL_ATTRIBUTES, {})
     try:
@@ -41,16 +37,8 @@ def read_config(manifest: Manifest) -> InferenceConfig:
 
 
 def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
-    """Checks that a checkpoint's weights fit a bundle's executables.
-
-    If model and tensors are equal in everything that counts, so are the graphs: this need not trace them again.
-
-    Args:
-        manifest: The manifest of a bundle with executables.
-        plan: The checkpoint's plan for the bundle's configuration.
-
-    Raises:
-        GraphAbiMismatch: Names the first attribute that differs.
+    """Checks that the weights of a checkpoint, planned for a bundle's configuration, fit the bundle's executables. If
+    model and tensors are equal in everything that counts, so are the graphs: this need not trace them again.
     """
     numeric_config = plan.model.description.numeric_config
     shards = [plan.weights.describe_shard(rank, None, 0) for rank in range(plan.model.tp_degree)]
@@ -83,9 +71,8 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
 
 
 def warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
-    """Warns if runtimes will refuse the weights beside the executables because their tokenizers differ.
-
-    A checkpoint without `tokenizer.json` gets the bundle's, unless a build converts another form.
+    """Warns if runtimes will refuse the weights beside the executables because their tokenizers differ. A checkpoint
+    without `tokenizer.json` gets the bundle's, unless a build converts another form.
     """
     own = next((file for file in checkpoint.tokenizer_files if file.name == TOKENIZER_FILE), None)
     if own is None or (manifest.tokenizer is not None and sha256_file(own) == manifest.tokenizer.digest):
@@ -104,12 +91,11 @@ def _describe_cache(layout: StateLayout) -> dict[str, Any]:
     return cache
 
 
-def _tensor_table(tensors: tuple[Any, ...]) -> dict[str, Any]:
-    return {tensor.name: {"dtype": tensor.dtype, "shape": tensor.shape} for tensor in tensors}
+def _tensor_table(tensors: tuple[WeightTensor, ...]) -> dict[str, Any]:
+    return {one.name: {"dtype": one.dtype, "shape": one.shape, "layout": one.layout} for one in tensors}
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
-    """The value as a decoded manifest has it, with JSON's numbers and lists."""
     return json.loads(canonical_json(msgspec.to_builtins(value, str_keys=True)))
 
 

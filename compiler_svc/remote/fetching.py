@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 from filelock import Timeout
 
 from bundle.errors import ResourcesShort
-from bundle.file_modes import make_private_directory
+from bundle.host.file_modes import make_private_directory
 from compiler_svc.remote.errors import ModelFetchFailed
 from compiler_svc.remote.listing import RemoteCheckpoint, RemoteFile, list_checkpoint, naming_failures
 from compiler_svc.remote.room import lock_of, part_of, reserving
@@ -31,17 +31,7 @@ _RETRY_AFTER_S: Final = 60.0
 def fetch_outline(url: str, prefixes: tuple[str, ...], directory: Path) -> Path:
     """Fetches what a plan reads: small files, headers of safetensors; the tensors, and pickles, are holes in the files.
 
-    Args:
-        url: As `check_url` returns it.
-        prefixes: What the operator accepts.
-        directory: Where checkpoints are kept.
-
-    Returns:
-        A directory that `Checkpoint.open` reads, named by the checkpoint's key.
-
-    Raises:
-        CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `list_checkpoint`; or it is too much for a plan.
-        ResourcesShort: This host has no room.
+    Takes a URL from `check_url`; returns a directory that `Checkpoint.open` reads, named by the checkpoint's key.
     """
     checkpoint = list_checkpoint(url, prefixes)
     left = MAX_OUTLINE_BYTES
@@ -69,19 +59,8 @@ def fetch_outline(url: str, prefixes: tuple[str, ...], directory: Path) -> Path:
 
 
 def fetch_whole(url: str, key: str, prefixes: tuple[str, ...], directory: Path, max_bytes: int | None = None) -> Path:
-    """Fetches a checkpoint, unless it is there already. Two fetches of one checkpoint take turns.
-
-    Args:
-        key: Of the outline that was planned with.
-        max_bytes: What all fetched checkpoints may take; None for any number.
-
-    Returns:
-        The directory, named by the key.
-
-    Raises:
-        CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `list_checkpoint`; or the checkpoint has changed,
-            or is larger than `max_bytes`.
-        ResourcesShort: This host has no room, or checkpoints that are in use leave none.
+    """Fetches a checkpoint, unless it is there already. Two fetches of one checkpoint take turns. `key` is that of the
+    outline that was planned with; all fetched checkpoints may take `max_bytes`.
     """
     if (directory / key).is_dir():
         return directory / key
@@ -126,10 +105,8 @@ def _make(
     copy: Callable[[RemoteFile, BinaryIO, BinaryIO], None],
     room: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Path:
-    """Makes a directory of a checkpoint's files in another one, which then takes its name at once.
-
-    Args:
-        room: Makes room for them, until the end of the context.
+    """Makes a directory of a checkpoint's files in another one, which then takes its name at once; `room` makes room
+    for them, until the end of the context.
     """
     make_private_directory(parent)
     target, part = parent / checkpoint.key, part_of(parent, checkpoint.key)

@@ -14,7 +14,7 @@ import fsspec
 
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import KilnError
-from bundle.shortage import name_shortage
+from bundle.host.shortage import name_shortage
 from compiler_svc.remote.errors import ModelFetchFailed
 from compiler_svc.remote.urls import find_prefix
 from compiler_svc.weights.chat_templates import FOLDER, SUFFIX
@@ -31,13 +31,7 @@ _KEY_DIGITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a remote checkpoint.
-
-    Attributes:
-        path: Within its file system.
-        version: Digest of what the file system says of it; another one once the file has changed.
-        is_weights: Whether it holds tensors.
-    """
+    """A file of a remote checkpoint; `version` digests what the file system says of it, and changes with the file."""
 
     name: str
     path: str
@@ -48,13 +42,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """The files of a checkpoint that a URL names.
-
-    Attributes:
-        url: As `check_url` returns it.
-        file_system: Of fsspec.
-        files: By name.
-    """
+    """The files of a checkpoint that a URL names, as `check_url` returns it."""
 
     url: str
     file_system: Any
@@ -77,17 +65,7 @@ class RemoteCheckpoint:
 
 
 def list_checkpoint(url: str, prefixes: tuple[str, ...]) -> RemoteCheckpoint:
-    """Lists a checkpoint's files: of its weights, those that `Checkpoint.open` would read.
-
-    Args:
-        url: As `check_url` returns it.
-        prefixes: What the operator accepts.
-
-    Raises:
-        CheckpointNotFound: There is no such directory, or it holds no configuration or no weights.
-        CheckpointInvalid: Its index names files that it lacks, or a file is a link out of the accepted prefix.
-        ModelFetchFailed: The remote host does not answer as it should.
-    """
+    """Lists a checkpoint's files: of its weights, those that `Checkpoint.open` would read."""
     with naming_failures(url):
         file_system, path = fsspec.url_to_fs(url)
         try:
@@ -125,12 +103,7 @@ def list_checkpoint(url: str, prefixes: tuple[str, ...]) -> RemoteCheckpoint:
 
 @contextmanager
 def naming_failures(url: str) -> Iterator[None]:
-    """Raises one named error in place of what a file system of fsspec may raise, which is anything.
-
-    Raises:
-        ModelFetchFailed: In place of every other error.
-        ResourcesShort: This host has no room.
-    """
+    """Raises one named error in place of what a file system of fsspec may raise, which is anything."""
     try:
         yield
     except KilnError:

@@ -18,7 +18,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from bundle.errors import ResourcesShort
-from bundle.file_modes import make_private_directory
+from bundle.host.file_modes import make_private_directory
 from compiler_svc.remote.errors import ModelFetchFailed
 
 _RETRY_AFTER_S: Final = 60.0
@@ -28,15 +28,7 @@ _RESERVATION: Final = ".room.lock"
 
 @asynccontextmanager
 async def using(directory: Path, key: str) -> AsyncIterator[None]:
-    """Keeps a checkpoint from removal, fetched or about to be; it counts as used until the end.
-
-    Args:
-        directory: Where checkpoints are kept.
-        key: Names the checkpoint there.
-
-    Raises:
-        OSError: This host has no room for the lock.
-    """
+    """Keeps a checkpoint from removal, fetched or about to be; it counts as used until the end."""
     make_private_directory(directory)
     # A process that removes the checkpoint holds the lock for a moment.
     while (lock := _lock(_use_file(directory, key), fcntl.LOCK_SH)) is None:  # noqa: ASYNC110 - as below
@@ -52,15 +44,7 @@ async def using(directory: Path, key: str) -> AsyncIterator[None]:
 def reserving(directory: Path, key: str, size_bytes: int, *, url: str, max_bytes: int | None) -> Iterator[None]:
     """Removes the checkpoints that were used longest ago until another one has room, and reserves the room meanwhile.
 
-    Args:
-        key: Names the checkpoint that is about to be fetched. The caller holds its lock.
-        size_bytes: Its size.
-        url: Names it in errors.
-        max_bytes: What all may take; None for any number.
-
-    Raises:
-        ModelFetchFailed: The checkpoint alone takes more.
-        ResourcesShort: Those that are in use, and others that are being fetched, leave too little room.
+    `key` names the checkpoint that is about to be fetched; the caller holds its lock. All may take `max_bytes`.
     """
     if max_bytes is None:
         yield

@@ -18,11 +18,8 @@ _MAX_CHARACTERS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A scheme of URLs.
-
-    Attributes:
-        package: What fsspec imports for it; empty if fsspec has it itself.
-        extra: What `pip install` takes to get the package.
+    """A scheme of URLs: the package that fsspec imports for it, empty if fsspec has it itself, and the extra of it that
+    `pip install` takes to get the package.
     """
 
     package: str = ""
@@ -68,17 +65,8 @@ def is_url(model: str) -> bool:
 
 
 def check_url(url: str, prefixes: Sequence[str]) -> str:
-    """Checks that a client may name a URL, and that this host can read it.
-
-    Args:
-        prefixes: What the operator accepts, as `check_prefix` returns them.
-
-    Returns:
-        The URL in the one form that prefixes are compared with.
-
-    Raises:
-        ModelUrlRefused: It lies below no prefix, or is written so that one cannot tell.
-        ModelUrlUnsupported: Its scheme is unknown, or lacks its package.
+    """Checks that a client may name a URL, and that this host can read it; returns the URL in the one form that
+    prefixes, as `check_prefix` returns them, are compared with.
     """
     plain = _normalize(url)
     if plain is None or not any(plain == prefix or plain.startswith(_folder(prefix)) for prefix in prefixes):
@@ -88,11 +76,7 @@ def check_url(url: str, prefixes: Sequence[str]) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Checks a prefix that an operator accepts, such as `s3://bucket/models`; `hf://` accepts a whole scheme.
-
-    Raises:
-        ValueError: It is no URL, or this host cannot read its scheme.
-    """
+    """Checks a prefix that an operator accepts, such as `s3://bucket/models`; `hf://` accepts a whole scheme."""
     plain = _normalize(prefix)
     if plain is None:
         raise ValueError(prefix)

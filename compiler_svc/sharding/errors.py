@@ -1,21 +1,15 @@
-"""Errors of sharding.
-
-KilnError
-└── ShardingNotServed    a tensor-parallel degree that leaves ranks with nothing but padding
-"""
+"""Errors of sharding."""
 
 from __future__ import annotations
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 
 
-class ShardingNotServed(KilnError):
-    """A tensor-parallel degree that leaves ranks with nothing but padding."""
+class ShardingNotServed(KilnError, code="INVALID_ARGUMENT", reason="FEATURE_NOT_SERVED"):
+    """A tensor-parallel degree that leaves ranks with nothing but padding, or divides groups of quantized weights."""
 
-    reason = "FEATURE_NOT_SERVED"
-
-    def __init__(self, tp_degree: int, attribute: str, count: int) -> None:
-        violation = FieldViolation(
-            "neuron_config.tp_degree", f"{tp_degree} with {attribute} {count}", f"at most {attribute}, {count}"
-        )
-        super().__init__(str(violation), violations=(violation,), tp_degree=tp_degree, attribute=attribute)
+    violation = FieldViolation("neuron_config.tp_degree", "{tp_degree} with {attribute} {count}", "{accepted}")
+    tp_degree: int
+    attribute: str
+    count: Unsaid[int]
+    accepted: Unsaid[str]

@@ -1,9 +1,9 @@
-"""Copies one rank's part of a parameter from the checkpoint's tensors, one block at a time."""
+"""Copies one rank's part of a parameter, one block at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from torch import Tensor
@@ -12,14 +12,14 @@ from compiler_svc.models.divisions import Run
 
 #: A part of a tensor: start and stop on every axis.
 Block = tuple[tuple[int, int], ...]
+#: Fills a tensor with a block of a whole one, and casts it to the dtype of the first.
+Values = Callable[[Block, Tensor], None]
 
 
 def list_blocks(shape: Sequence[int], max_items: int) -> Iterator[Block]:
-    """Divides a tensor into blocks of neighbouring items, in the order of the file.
+    """Divides a tensor into blocks of at most `max_items` neighbouring items, in the order of the file.
 
-    Args:
-        max_items: Largest number of items in a block. A block takes as many entries of one axis as fit, with all
-            entries of the later axes, for one entry of each earlier axis.
+    A block takes as many entries of one axis as fit, with all of the later axes, for one entry of each earlier axis.
     """
     axis = next((number for number in range(len(shape)) if math.prod(shape[number + 1 :]) <= max_items), len(shape) - 1)
     entries = max(1, max_items // math.prod(shape[axis + 1 :]))
@@ -30,18 +30,13 @@ def list_blocks(shape: Sequence[int], max_items: int) -> Iterator[Block]:
             yield (*((one, one + 1) for one in earlier), own, *later)
 
 
-def copy_block(whole: JoinedTensor, axis: int | None, runs: Sequence[Run], block: Block, target: Tensor) -> None:
+def copy_block(whole: Values, axis: int | None, runs: Sequence[Run], block: Block, target: Tensor) -> None:
     """Fills `target` with a block of one rank's part of a tensor, and casts it to the dtype of `target`.
 
-    Args:
-        whole: The whole tensor.
-        axis: The axis that ranks share; None if every rank holds all of it.
-        runs: The pieces of that axis that make up the rank's part.
-        block: A block of the rank's part.
-        target: Tensor with the block's shape.
+    Ranks share `axis`, of which `runs` make up the rank's part; None if every rank holds all of it.
     """
     if axis is None:
-        whole.copy(block, target)
+        whole(block, target)
         return
     first, last = block[axis]
     offset = 0
@@ -53,25 +48,5 @@ def copy_block(whole: JoinedTensor, axis: int | None, runs: Sequence[Run], block
                 entries.zero_()
             else:
                 source = run.start + start - offset
-                whole.copy((*block[:axis], (source, source + stop - start), *block[axis + 1 :]), entries)
+                whole((*block[:axis], (source, source + stop - start), *block[axis + 1 :]), entries)
         offset += run.length
-
-
-class JoinedTensor:
-    """Tensors that are joined along one axis without copying them."""
-
-    def __init__(self, tensors: Sequence[Tensor], axis: int = 0) -> None:
-        """Takes the tensors in their order."""
-        self._tensors = tensors
-        self._axis = axis
-
-    def copy(self, block: Block, target: Tensor) -> None:
-        """Fills `target` with a block of the joined tensor, and casts it to the dtype of `target`."""
-        first, last = block[self._axis]
-        offset = 0
-        for tensor in self._tensors:
-            start, stop = max(offset, first), min(offset + tensor.shape[self._axis], last)
-            if start < stop:
-                own = (*block[: self._axis], (start - offset, stop - offset), *block[self._axis + 1 :])
-                target.narrow(self._axis, start - first, stop - start).copy_(tensor[tuple(slice(*one) for one in own)])
-            offset += tensor.shape[self._axis]

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal, cast
+from typing import Literal, cast
 
-from bundle.abi.tensor import DType
+from bundle.abi.tensor import DTYPES, DType
 from bundle.errors import FieldViolation
-from bundle.manifest import DTYPE_SIZES_BYTES, WeightShard, WeightTensor
+from bundle.manifest import WeightShard, WeightTensor
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.divisions import Evenly
+from compiler_svc.models.divisions import Evenly, Grouped
 from compiler_svc.models.parameters import ParameterSpec
-from compiler_svc.models.sources import StoredSource
-from compiler_svc.models.storage import AS_DESCRIBED, rename_slices
+from compiler_svc.models.sources import list_tensors
+from compiler_svc.models.specs import LinearSpec
+from compiler_svc.models.storage import AS_DESCRIBED, rename
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from compiler_svc.weights.headers import TensorHeader
+from compiler_svc.weights.headers import CASTABLE_DTYPES, TensorHeader
 
 CastType = Literal["config", "as-declared"]
-
-#: Dtypes of checkpoint tensors that can be cast to a computation dtype.
-CASTABLE_DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """One tensor of every rank shard.
-
-    Attributes:
-        dtype: Dtype in the shard.
-    """
+    """One tensor of every rank shard."""
 
     spec: ParameterSpec
     dtype: DType
@@ -51,7 +46,7 @@ class PlannedTensor:
     @property
     def rank_size_bytes(self) -> int:
         """Bytes of each rank's part."""
-        return math.prod(self.rank_shape) * DTYPE_SIZES_BYTES[self.dtype]
+        return math.prod(self.rank_shape) * DTYPES[self.dtype].size_bytes
 
 
 @dataclass(frozen=True)
@@ -67,12 +62,7 @@ class WeightPlan:
         return sum(tensor.rank_size_bytes for tensor in self.tensors)
 
     def describe_shard(self, rank: int, blob: str | None, size_bytes: int) -> WeightShard:
-        """Describes a shard file for the manifest.
-
-        Args:
-            blob: Digest of the file; None if it does not exist yet.
-            size_bytes: Size of the file; 0 if it does not exist yet.
-        """
+        """Describes a shard file for the manifest; one that does not exist yet has no digest and 0 bytes."""
         tensors = (
             WeightTensor(name=one.name, dtype=one.dtype, shape=one.rank_shape, layout=one.spec.layout)
             for one in self.tensors
@@ -84,52 +74,49 @@ class WeightPlan:
 def plan_weights(
     description: ModelDescription, checkpoint: Checkpoint, *, dtype: DType, cast_type: CastType, tp_degree: int
 ) -> WeightPlan:
-    """Plans the shards of a checkpoint from its headers.
-
-    Args:
-        dtype: Dtype of the computation.
-        cast_type: `config` stores weights in `dtype`, `as-declared` in the checkpoint's own dtypes.
-
-    Raises:
-        CheckpointInvalid: Names each tensor that is missing, unexpected, or of the wrong shape or dtype.
-        ShardingNotServed: `tp_degree` is too large for the model.
-    """
+    """Plans shards from a checkpoint's headers: in `dtype` with the cast type `config`, otherwise in its own dtypes."""
     check_tp_degree(description, tp_degree)
     checkpoint, stored_names = _name_as_described(description, checkpoint)
     _check_tensors(description, checkpoint)
 
     def plan(spec: ParameterSpec) -> PlannedTensor:
         stored: str = spec.dtype or dtype
-        if cast_type == "as-declared" and isinstance(spec.source, StoredSource):
+        if cast_type == "as-declared" and spec.dtype is None:
             # A parameter that joins several tensors takes the dtype of the first one.
-            declared = checkpoint.tensors[spec.source.slices[0].tensor].dtype
-            stored = declared if declared in DTYPE_SIZES_BYTES else dtype
-        if stored_names and isinstance(spec.source, StoredSource):
-            spec = replace(spec, source=rename_slices(spec.source, stored_names))
+            declared = checkpoint.tensors[list_tensors(spec.source)[0]].dtype
+            stored = declared if declared in DTYPES else dtype
+        if stored_names:
+            spec = replace(spec, source=rename(spec.source, stored_names))
         return PlannedTensor(spec, cast("DType", stored), tp_degree)
 
     return WeightPlan(tp_degree, tuple(map(plan, description.parameters(tp_degree))))
 
 
 def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
-    """Checks that each of `tp_degree` ranks gets a part of every axis. Heads are padded if needed.
-
-    Raises:
-        ShardingNotServed: A rank would get only padding.
-    """
+    """Checks that each of `tp_degree` ranks gets a part of every axis. Heads are padded if needed."""
     for axis in dict.fromkeys(description.axes()):
         if isinstance(axis.division, Evenly) and axis.length < tp_degree:
-            raise ShardingNotServed(tp_degree, axis.attribute, axis.length)
+            accepted = f"at most {axis.attribute}, {axis.length}"
+            raise ShardingNotServed(tp_degree, axis.attribute, axis.length, accepted)
+        if isinstance(axis.division, Grouped) and not axis.division.fits(tp_degree):
+            accepted = f"a degree that leaves ranks whole groups of {axis.division.size}; or another quantization_dtype"
+            raise ShardingNotServed(tp_degree, axis.attribute, axis.division.base.length, accepted)
 
 
 def find_tied_tensors(description: ModelDescription, checkpoint: Checkpoint) -> tuple[str, str]:
-    """Names under which a checkpoint may store the matrix of a tied head, and the embedding's table.
-
-    The checkpoint need not hold the first one.
-    """
+    """Names under which a checkpoint may store a tied head's matrix, and stores the embedding's table."""
     _, stored_names = _name_as_described(description, checkpoint)
     head, table = (stored_names.get(name, name) for name in _name_tied_tensors(description))
     return head, table
+
+
+def find_matrices(description: ModelDescription, checkpoint: Checkpoint) -> Iterator[tuple[LinearSpec, list[str]]]:
+    """Every linear layer, and which of the checkpoint's tensors have its matrix; none of a head that shares a table."""
+    _, stored_names = _name_as_described(description, checkpoint)
+    sources = {one.name: rename(one.source, stored_names) for one in description.parameters(1)}
+    for linear in description.linears():
+        source = sources.get(f"{linear.name}.weight")
+        yield linear, [] if source is None else list_tensors(source)
 
 
 def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, str]]:
@@ -139,7 +126,7 @@ def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) ->
     """
     names: dict[str, str] = {}
     if description.storage != AS_DESCRIBED:
-        head = (description.stored_name(one.name) for one in description.head.parameters())
+        head = (description.storage.find_name(one.name) for one in description.head.parameters())
         known = {*description.checkpoint_tensors(), *description.redundant, *head}
         names = dict(description.storage.find_other_names(known, checkpoint.tensors))
     described = {names.get(name, name): name for name in checkpoint.tensors}
@@ -154,7 +141,9 @@ def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) ->
 
 def _name_tied_tensors(description: ModelDescription) -> tuple[str, str]:
     """Names that checkpoints usually give the matrix of the head and the embedding's table."""
-    head, table = (description.stored_name(f"{one.name}.weight") for one in (description.head, description.embedding))
+    head, table = (
+        description.storage.find_name(f"{one.name}.weight") for one in (description.head, description.embedding)
+    )
     return head, table
 
 
@@ -165,7 +154,7 @@ def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> Non
         for name, shape in expected.items()
         if (mistake := _find_mistake(checkpoint.tensors.get(name), shape)) is not None
     ]
-    head = (description.stored_name(one.name) for one in description.head.parameters())
+    head = (description.storage.find_name(one.name) for one in description.head.parameters())
     redundant = description.redundant.union(head if description.is_tied else ())
     violations += [
         FieldViolation(name, "unexpected", "only tensors that config.json accounts for")

@@ -19,13 +19,10 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from bundle.abi.tensor import DType
-from compiler_svc.models.layers.alibi import compute_slopes
-from compiler_svc.models.layers.rope import compute_frequencies
-from compiler_svc.models.parameters import ParameterSpec
-from compiler_svc.models.sources import RankSource, RopeSource, SlopeSource
-from compiler_svc.sharding.parts import Block, JoinedTensor, copy_block, list_blocks
+from bundle.abi.tensor import DTYPES
+from compiler_svc.sharding.parts import Block, Values, copy_block, list_blocks
 from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
+from compiler_svc.sharding.values import SourceReader
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
 from execution.dtypes import TORCH_DTYPES
@@ -36,11 +33,9 @@ PADDING_PREFIX: Final = "padding."
 #: Tensors are cast and written in blocks of at most this size.
 CHUNK_SIZE_BYTES: Final = 8 << 20
 
-_DTYPES: Final[Mapping[DType, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
-
 
 class ByteSink(Protocol):
-    """A destination for a shard: an open binary file, or a hashing `bundle.blob_writer.BlobWriter`."""
+    """A destination for a shard: an open binary file, or a hashing `bundle.store.blob_writer.BlobWriter`."""
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Appends bytes."""
@@ -62,16 +57,9 @@ def write_shards(
     rank, and at `MAX_MAPPED_BYTES` and a chunk for each rank of mapped files; or at the largest tensor that is
     transposed.
 
-    Args:
-        sinks: Where each rank's shard goes. One thread at a time writes to each of them.
-        num_threads: Threads that write, and threads that read meanwhile, at most.
-        progress: Called with the number of bytes written since the previous call; may raise to stop writing.
-
-    Returns:
-        Size of each file in bytes.
-
-    Raises:
-        CheckpointInvalid: The checkpoint has changed since it was opened.
+    At most `num_threads` threads write, one at a time to each sink, and as many read meanwhile. `progress` is called
+    with the number of bytes written since the previous call; it may raise to stop writing. Returns the size of each
+    file in bytes.
     """
     size_bytes = 0
     writing: list[Future[int]] = []
@@ -113,16 +101,17 @@ def _render_shards(
     # All casts share these buffers, because new ones would fragment the heap. The caller still writes one half of them
     # while the other half is filled.
     halves = cycle([[torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8) for _ in ranks] for _ in range(2)])
+    sources = SourceReader(reader)
     for tensor in ordered:
         for block in list_blocks(tensor.rank_shape, _count_items(tensor)):
-            values = [_find_values(tensor.spec, reader, rank) for rank in ranks]
+            values = [sources.open(tensor.spec.source, rank) for rank in ranks]
             yield list(threads.map(partial(_render_block, tensor, block), ranks, values, next(halves)))
             del values
             reader.trim()
         yield [bytes(_padding_bytes(tensor.rank_size_bytes))] * len(ranks)
 
 
-def _render_block(tensor: PlannedTensor, block: Block, rank: int, whole: JoinedTensor, staging: Tensor) -> memoryview:
+def _render_block(tensor: PlannedTensor, block: Block, rank: int, whole: Values, staging: Tensor) -> memoryview:
     """Cuts and casts a block of a rank's part of a tensor; the result is in `staging`."""
     axis, dtype = tensor.spec.divided_axis(), TORCH_DTYPES[tensor.dtype]
     runs = () if axis is None else tensor.spec.axes[axis].divide(tensor.tp_degree)[rank]
@@ -130,22 +119,6 @@ def _render_block(tensor: PlannedTensor, block: Block, rank: int, whole: JoinedT
     data = staging[: math.prod(lengths) * dtype.itemsize]
     copy_block(whole, axis, runs, block, data.view(dtype).view(lengths))
     return data.numpy().data
-
-
-def _find_values(spec: ParameterSpec, reader: TensorReader, rank: int) -> JoinedTensor:
-    """Finds the whole tensor: computes it, or reads it from the checkpoint."""
-    source = spec.source
-    if isinstance(source, RopeSource):
-        return JoinedTensor([compute_frequencies(source)])
-    if isinstance(source, SlopeSource):
-        return JoinedTensor([compute_slopes(source)])
-    if isinstance(source, RankSource):
-        return JoinedTensor([torch.tensor([rank], dtype=torch.int32)])
-    tensors = {name: reader.read(name) for name in dict.fromkeys(one.tensor for one in source.slices)}
-    if source.is_transposed:
-        tensors = {name: tensor.t() for name, tensor in tensors.items()}
-    slices = [tensors[one.tensor].narrow(source.axis, one.start, one.length) for one in source.slices]
-    return JoinedTensor(slices, source.axis)
 
 
 def _render_header(ordered: list[PlannedTensor]) -> bytes:
@@ -158,7 +131,7 @@ def _render_header(ordered: list[PlannedTensor]) -> bytes:
         offset += size_bytes
 
     for tensor in ordered:
-        add(tensor.name, _DTYPES[tensor.dtype], tensor.rank_shape, tensor.rank_size_bytes)
+        add(tensor.name, DTYPES[tensor.dtype].safetensors, tensor.rank_shape, tensor.rank_size_bytes)
         if padding := _padding_bytes(offset):
             add(f"{PADDING_PREFIX}{len(entries)}", "U8", (padding,), padding)
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -168,7 +141,9 @@ def _render_header(ordered: list[PlannedTensor]) -> bytes:
 
 def _count_items(tensor: PlannedTensor) -> int:
     """Number of items of a block: of a chunk's size, as the checkpoint has them if its neighbours are other ranks'."""
-    items = CHUNK_SIZE_BYTES // TORCH_DTYPES[tensor.dtype].itemsize
+    size_bytes = DTYPES[tensor.dtype].size_bytes
+    # Bytes are quantized values, which are float32 before.
+    items = CHUNK_SIZE_BYTES // (4 if size_bytes == 1 else size_bytes)
     # Behind the first axis, the ranks' parts lie side by side, and reading one of them takes the others' pages, too.
     is_first = not tensor.spec.divided_axis()
     return items if is_first else max(1, items // tensor.tp_degree)

@@ -15,16 +15,9 @@ from compiler_svc.trace.sources import find_source
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a graph. `docs/operations.md` explains the fields.
+    """One node of a graph. `docs/api.md` explains the fields.
 
-    Attributes:
-        op_type: The operator, such as `aten.linear.default`; `input`, `parameter` or `output` at the graph's ends.
-        op_name: Name of the operation's value.
-        arguments: Its arguments, values by name; for inputs and parameters, their name in the manifest.
-        value: Dtype, shape and strides of its value.
-        module: Path of the module that calls it; empty if no submodule does.
-        source_file: Relative to the compiler's installation; None at the graph's ends.
-        source_line: From 1.
+    Arguments of inputs and parameters are their names in the manifest. Without a submodule, `module` is empty.
     """
 
     op_type: str
@@ -39,9 +32,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 def annotate_graph(program: ExportedProgram, inputs: Sequence[str]) -> Iterator[Operation]:
     """Yields the operations of a graph in order. Equal graphs of equal sources give equal records.
 
-    Args:
-        program: Exported under `recorded_sources`; otherwise its operations have no lines.
-        inputs: Names of the program's inputs, then of its state.
+    `inputs` names the program's inputs, then its state. Without `recorded_sources` in its export, there are no lines.
     """
     names: dict[Node, str] = {}
     sources, input_names = iter(program.graph_signature.input_specs), iter(inputs)

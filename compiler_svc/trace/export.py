@@ -11,10 +11,12 @@ import torch
 import torch.fx.config
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
+from bundle.digest import sha256_bytes
 from bundle.manifest import ConstantBinding
+from compiler_svc.lower.graph_text import render_argument, render_call, render_value
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.trace.graph_digest import digest_graph
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
@@ -28,10 +30,8 @@ WEIGHT_SET: Final = "model"
 class TracedSubmodel:
     """A functional graph: callers pass inputs, then state; it returns outputs, then the new state.
 
-    Attributes:
-        program: Its parameters and example inputs are uninitialized CPU tensors: shapes count, values do not.
-        graph_digest: Digest of what the graph computes; see `graph_digest.digest_graph`.
-        constants: The tensor of the rank shard for every parameter of the graph, by the parameter's name there.
+    The program's parameters and example inputs are uninitialized CPU tensors: shapes count, values do not. `constants`
+    has the rank shard's tensor for every parameter of the graph, by the parameter's name there.
     """
 
     spec: ExecutableSpec
@@ -45,10 +45,8 @@ def export_submodel(
 ) -> TracedSubmodel:
     """Exports one submodel. The graph is equal for all ranks.
 
-    Reserves memory for parameters and state without touching it.
-
-    Args:
-        with_sources: Record each operation's source line; see `sources.find_source`. Does not change the digest.
+    Reserves memory for parameters and state without touching it. `with_sources` records each operation's source line,
+    which does not change the digest; see `sources.find_source`.
     """
     program = build_program(spec, plan, submodel)
     examples = make_example_tensors(spec, submodel)
@@ -84,3 +82,31 @@ def bind_constants(program: ExportedProgram, plan: WeightPlan) -> tuple[Constant
         assert tensor in names, f"{source.target} is in no weight set"
         bindings.append(ConstantBinding(name=source.target, weight_set=WEIGHT_SET, tensor=tensor))
     return tuple(bindings)
+
+
+def digest_graph(program: ExportedProgram) -> str:
+    """Hashes a canonical text of a graph."""
+    return sha256_bytes(render_graph(program).encode())
+
+
+def render_graph(program: ExportedProgram) -> str:
+    """Renders a graph as canonical text: one line for each operation, values numbered in their order.
+
+    The text contains operations, constants, shapes, strides, dtypes, and which input is which parameter. It leaves out
+    names of values, source lines, module paths and the order of dictionaries.
+    """
+    numbers: dict[Node, str] = {}
+    lines = []
+    sources = iter(program.graph_signature.input_specs)
+    for node in program.graph.nodes:
+        numbers[node] = f"%{len(numbers)}"
+        if node.op == "placeholder":
+            source = next(sources)
+            operation = "input" if source.kind == InputKind.USER_INPUT else f"{source.kind.name} {source.target}"
+        elif node.op == "call_function":
+            operation = render_call(node, numbers)
+        else:
+            assert node.op == "output", f"{node.op} in an exported graph"
+            operation = f"output {render_argument(node.args, numbers)}"
+        lines.append(f"{numbers[node]} = {operation} : {render_value(node.meta.get('val'))}")
+    return "\n".join(lines) + "\n"

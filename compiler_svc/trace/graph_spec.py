@@ -12,7 +12,6 @@ from bundle.abi.outputs import list_flags
 from bundle.abi.tensor import DType
 from bundle.manifest import Sampling
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.rope_config import find_prompt_lengths
 from compiler_svc.models.state import StateSpec
 
 
@@ -26,16 +25,12 @@ class GraphSpec:
         reduce_dtype: Dtype in which ranks add up their partial results; None for `dtype`.
         num_slots: Rows of the KV cache that requests can hold, without the scratch row.
         max_length: Positions that the KV cache holds, in tokens.
-        ctx_batch_size: Rows of a context_encoding step.
-        tkg_batch_size: Rows of a token_generation step.
         sampling: Parameters for picking tokens. Temperature 0 or top_k 1 without `dynamic` is greedy.
         output_logits: Return logits beside sampled tokens. Graphs without on-device sampling always return logits.
-        padding_side: Side on which prompts shorter than their bucket are padded.
         returns_internal: Whether graphs return the ABI's internal outputs. Graphs that return logits have none.
         optional_inputs: Flags of inputs that the graphs take besides those that the other options imply.
         reads_context: Whether prompts may begin behind tokens that the KV cache holds: chunks, and cached prefixes.
         num_blocks: Blocks of the KV cache, without the scratch block; 0: it is made of slots.
-        block_tokens: Positions of a block; 0: the KV cache is made of slots.
         skips_idle: Whether graphs take the number of live rows, and read no further than rows are long: they are equal
             for all buckets of a submodel that reads the cache. Otherwise attention reads its bucket.
         largest_step: Most tokens of a row in one step, if slots of layers with a window are rings; see
@@ -75,10 +70,12 @@ class GraphSpec:
         derived = ("description", "sampling", "largest_step")
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
+        formats = {one.name: one.format for one in self.description.linears() if one.format}
         attention = self.description.states[0].dtype
         return (
             own
             | ({} if attention is None else {"attention_dtype": attention})
+            | ({"formats": formats} if formats else {})
             | {
                 "numeric_config": self.description.numeric_config,
                 "positions": [self.count_positions(state) for state in self.description.states],
@@ -115,7 +112,7 @@ class GraphSpec:
             COMPUTED_CONTEXT: self.reads_context,
             LIVE_ROWS: self.skips_idle,
             # A step may compute a part of a prompt then.
-            PROMPT_LENGTHS: self.reads_context and find_prompt_lengths(self.description.rope.rope) is not None,
+            PROMPT_LENGTHS: self.reads_context and self.description.prompt_lengths is not None,
             # Requests choose top_k, top_p and temperature inside the executable.
             "sampling_params": self.samples_on_device and self.sampling.dynamic,
             "rand": self.samples_on_device and not self.is_greedy and not self.sampling.deterministic,

@@ -82,12 +82,7 @@ def _define_forward(names: tuple[str, ...]) -> type[NamedSubmodel]:
 
 
 def make_named_submodel(document: dict[str, Any]) -> Submodel:
-    """Builds the submodel of a document; see `compiler_svc.lower.neuron.submodel.MakeSubmodel`.
-
-    Raises:
-        ModelNotServed: This interpreter does not have the model's family.
-        ProgramUnsupported: This interpreter describes the model in another way.
-    """
+    """Builds the submodel of a document; see `compiler_svc.lower.neuron.submodel.MakeSubmodel`."""
     spec, tensors, submodel = read_document(document)
     state = describe_state(spec)
     module = _define_forward(tuple(INPUTS))(build_submodel(spec, tensors, submodel), state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pkgutil import resolve_name
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS
 from bundle.abi.outputs import IDLE_TOKEN
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling, WeightTensor
-from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.decoder import CausalLm
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
@@ -23,14 +21,6 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec, describe_state
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample
-
-
-class BuildModel(Protocol):
-    """Builds the module of one rank; see `models.family.Family`."""
-
-    def __call__(self, description: ModelDescription, *, dtype: torch.dtype, ranks: Ranks) -> CausalLm:
-        """Builds the module with uninitialized parameters."""
-        ...
 
 
 class SubmodelProgram(nn.Module):
@@ -43,10 +33,7 @@ class SubmodelProgram(nn.Module):
         self.core = core
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Runs one step. The executable spec gives order, shapes and dtypes.
-
-        The core gets every input by its name, except the inputs for picking tokens.
-        """
+        """Runs one step. The executable spec gives order, shapes and dtypes."""
         num_inputs = len(self.submodel.inputs)
         inputs = {tensor.name: value for tensor, value in zip(self.submodel.inputs, tensors[:num_inputs], strict=True)}
         state = tensors[num_inputs:]
@@ -94,8 +81,7 @@ def build_submodel(spec: GraphSpec, tensors: Iterable[WeightTensor], submodel: E
     """Builds a submodel with uninitialized parameters in the shapes and dtypes of a shard's tensors."""
     reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
     ranks = Ranks(spec.tp_degree, reduce_dtype)
-    build: BuildModel = resolve_name(spec.model)
-    core = build(spec.description, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
+    core: CausalLm = resolve_name(spec.model)(spec.description, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
     planned = {tensor.name: tensor for tensor in tensors}
     parameters = dict(core.named_parameters())
     assert parameters.keys() == planned.keys(), parameters.keys() ^ planned.keys()

@@ -21,12 +21,7 @@ _FRAME: Final = re.compile(r'^ *File "(?P<path>.+)", line (?P<line>\d+), in ', r
 
 
 class Source(NamedTuple):
-    """A line of code.
-
-    Attributes:
-        file: Relative to the installation, such as `compiler_svc/models/rope.py`.
-        line: From 1.
-    """
+    """A line of code, from 1, in a file relative to the installation, such as `compiler_svc/models/rope.py`."""
 
     file: str
     line: int

@@ -21,15 +21,10 @@ MAKE_MODULE: Final = "compiler_svc.trace.named_submodel:make_named_submodel"
 
 
 class SubmodelDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The document.
+    """The document; `graph` has the fields of the graph spec other than its description.
 
-    Attributes:
-        model_config: The model's `config.json`, with the configuration's values for its attributes.
-        changes: What the configuration changes in the description of the model.
-        graph: The other fields of the graph spec.
-        graph_digest: Digest of what the graph spec says of the model: the other interpreter must come to the same.
-        tensors: The tensors of a shard.
-        submodel: The executable spec.
+    That comes from `model_config`, the model's `config.json` with the configuration's values for its attributes. The
+    other interpreter must come to the same `graph_digest`, the digest of what the graph spec says of the model.
     """
 
     model_config: dict[str, Any]
@@ -48,11 +43,9 @@ def write_document(
     *,
     changes: ModelChanges,
 ) -> dict[str, Any]:
-    """Writes a submodel as JSON.
+    """Writes a submodel as JSON; `tensors` are those of any rank's shard, as all have the same shapes.
 
-    Args:
-        model_config: The `config.json` that the graph spec's description comes from, with the changes.
-        tensors: Those of any rank's shard; all have the same shapes.
+    `model_config` is the `config.json` that the graph spec's description comes from, with the changes.
     """
     graph = {one.name: getattr(spec, one.name) for one in fields(spec) if one.name != "description"}
     document = SubmodelDocument(
@@ -68,12 +61,7 @@ def write_document(
 
 
 def read_document(document: dict[str, Any]) -> tuple[GraphSpec, tuple[WeightTensor, ...], ExecutableSpec]:
-    """Reads what `write_document` wrote.
-
-    Raises:
-        ModelNotServed: This interpreter does not have the model's family.
-        ProgramUnsupported: This interpreter describes the model in another way.
-    """
+    """Reads what `write_document` wrote."""
     read = msgspec.convert(document, SubmodelDocument)
     description = read.changes.apply(describe_model(read.model_config))
     graph = dict(read.graph)

@@ -37,11 +37,9 @@ def describe_submodel(
 ) -> ExecutableSpec:
     """Describes one executable.
 
-    Args:
-        submodel: A submodel that this version serves.
-        bucket: Tokens of a row, or positions that are read, depending on the submodel. At most `spec.max_length`.
-        rows: Rows of a step, if the submodel has executables of several batch sizes; None: the submodel's.
-        prefix: Cached tokens before those of a row, if buckets bound these too.
+    `bucket`, at most `spec.max_length`, counts tokens of a row, or positions that are read, depending on the submodel.
+    `rows` are those of a step, if the submodel has executables of several batch sizes; None: the submodel's. `prefix`
+    counts cached tokens before those of a row, if buckets bound these too.
     """
     assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
     row = SUBMODELS[submodel]

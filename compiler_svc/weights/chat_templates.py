@@ -23,11 +23,7 @@ _SUBJECT: Final = f"{_CONFIG}: chat_template"
 
 
 def list_template_files(directory: CheckpointDirectory) -> dict[str, Path]:
-    """Lists the files of templates other than the default, by the template's name.
-
-    Raises:
-        CheckpointInvalid: There are too many, or one is a link out of the model roots.
-    """
+    """Lists the files of templates other than the default, by the template's name."""
     if not (directory.path / FOLDER).is_dir():
         return {}
     names = [name for name in directory.list_names(FOLDER) if name.endswith(SUFFIX)]
@@ -36,11 +32,7 @@ def list_template_files(directory: CheckpointDirectory) -> dict[str, Path]:
 
 
 def read_chat_templates(directory: CheckpointDirectory) -> Mapping[str, str]:
-    """Reads the Jinja source of each chat template by name; the default's name is `default`.
-
-    Raises:
-        CheckpointInvalid: There are too many, or one is no text.
-    """
+    """Reads the Jinja source of each chat template by name; the default's name is `default`."""
     templates = {name: directory.read_text(f"{FOLDER}/{name}{SUFFIX}") for name in list_template_files(directory)}
     if directory.has(DEFAULT_FILE):
         templates[DEFAULT_CHAT_TEMPLATE] = directory.read_text(DEFAULT_FILE)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from bundle.digest import canonical_json, sha256_bytes
-from bundle.reading import reading
-from compiler_svc.models.registry import read_text_config
+from bundle.host.reading import reading
+from compiler_svc.models.attributes import AttributeReader
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.packings import UNSAID, read_packing
+from compiler_svc.models.registry import describe_model, read_text_config
 from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
 from compiler_svc.weights.directory import CheckpointDirectory
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
 from compiler_svc.weights.headers import TensorHeader, read_headers, read_sharded_headers, read_weight_map
+from compiler_svc.weights.packed import PackedMatrix, find_packed
 
 #: Weight files in the order of preference.
 SAFETENSORS_FILE: Final = "model.safetensors"
@@ -56,19 +61,16 @@ class DescribingFile:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. Its files must not change while it is in use.
+    """An opened checkpoint. Its files must not change while it is in use; each tuple of files is sorted by name.
 
     Attributes:
-        files: Weight files, sorted by name.
-        index: The index of a sharded checkpoint.
-        tensors: Headers of all tensors, by name.
         config: `config.json`; of a text model inside of another, its attributes at the top level.
         generation_config: `generation_config.json`; empty if the file does not exist.
-        tokenizer_files: Files of the tokenizer, sorted by name.
-        describing_files: Configuration, licences and model card, sorted by name.
+        describing_files: Configuration, licences and model card.
         chat_templates: Jinja source of each chat template, by name.
         template_files: Files of chat templates other than the default, by the template's name.
         whole_config: `config.json` as the file has it.
+        packed: Matrices that are quantized, by name. `tensors` has them as if they were not.
     """
 
     path: Path
@@ -82,6 +84,12 @@ class Checkpoint:
     chat_templates: Mapping[str, str]
     template_files: Mapping[str, Path]
     whole_config: Mapping[str, Any] = field(default_factory=dict)
+    packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
+
+    @cached_property
+    def description(self) -> ModelDescription:
+        """What `config` describes; raises ModelConfigInvalid or ModelNotServed if this compiler does not build it."""
+        return describe_model(self.config)
 
     @property
     def is_pickled(self) -> bool:
@@ -96,10 +104,6 @@ class Checkpoint:
             path: A directory with `config.json` and `model.safetensors`, `pytorch_model.bin` or the index of either.
             roots: Directories that must contain its files, after symbolic links are followed; empty allows any.
             read_pickles: If false, pickled files stay closed, since opening them needs torch, and `tensors` is empty.
-
-        Raises:
-            CheckpointNotFound: `path` is not a directory, or holds no configuration or no weights.
-            CheckpointInvalid: A file is missing, outside `roots`, truncated or malformed.
         """
         with reading(lambda detail: CheckpointInvalid(path, ".", detail, _LASTING)):
             return cls._open(path, tuple(root.resolve() for root in roots), read_pickles=read_pickles)
@@ -107,14 +111,16 @@ class Checkpoint:
     @classmethod
     def _open(cls, path: Path, roots: tuple[Path, ...], *, read_pickles: bool) -> Checkpoint:
         directory = CheckpointDirectory(path, roots)
+        # As clients name it; a compile that is resumed knows its path alone.
+        named = next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path)
         if not path.is_dir():
-            raise CheckpointNotFound(path, "no such directory", "a Hugging Face model directory")
+            raise CheckpointNotFound(named, "no such directory", "a Hugging Face model directory")
         if not directory.has("config.json"):
-            raise CheckpointNotFound(path, "has no config.json", "a directory with config.json")
+            raise CheckpointNotFound(named, "has no config.json", "a directory with config.json")
         config = directory.read_json("config.json")
         weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
         if weights is None:
-            raise CheckpointNotFound(path, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
+            raise CheckpointNotFound(named, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
         is_open = read_pickles or not weights.startswith(PICKLE_FILE)
         tensors: dict[str, TensorHeader] = {}
         if weights.endswith(".index.json"):
@@ -126,19 +132,33 @@ class Checkpoint:
             index, files = None, {directory.file(weights)}
             if is_open:
                 tensors = read_headers(path / weights, path)
+        text_config = read_text_config(config)
+        tensors, packed = _unpack(path, tensors, text_config)
         return cls(
             path=path,
             files=tuple(sorted(files)),
             index=index,
             tensors=tensors,
-            config=read_text_config(config),
+            config=text_config,
             generation_config=directory.read_optional_json("generation_config.json"),
             tokenizer_files=tuple(directory.small_file(name) for name in TOKENIZER_FILES if directory.has(name)),
             describing_files=tuple(_list_describing_files(directory)),
             chat_templates=read_chat_templates(directory),
             template_files=list_template_files(directory),
             whole_config=config,
+            packed=packed,
         )
+
+
+def _unpack(
+    path: Path, tensors: dict[str, TensorHeader], config: Mapping[str, Any]
+) -> tuple[dict[str, TensorHeader], dict[str, PackedMatrix]]:
+    # The description of the model complains about what is not served.
+    packing = read_packing(AttributeReader(config)) or UNSAID
+    tensors, packed = find_packed(tensors, packing)
+    if mistakes := [mistake for matrix in packed.values() for mistake in matrix.list_mistakes()]:
+        raise CheckpointInvalid.listing(path, mistakes)
+    return tensors, packed
 
 
 def _list_describing_files(directory: CheckpointDirectory) -> Iterator[DescribingFile]:
@@ -149,17 +169,7 @@ def _list_describing_files(directory: CheckpointDirectory) -> Iterator[Describin
 
 
 def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Path], str]) -> str:
-    """Hashes the names and digests of `config.json`, the index of a sharded checkpoint and the weight files.
-
-    Args:
-        digest_file: Returns the digest of a file's bytes, such as `bundle.digest.sha256_file` or a cache for it.
-
-    Raises:
-        CheckpointInvalid: A file has gone since the checkpoint was opened, or cannot be read.
-
-    Returns:
-        `sha256:` and 64 hexadecimal digits.
-    """
+    """Hashes the names and digests of `config.json`, the index of a sharded checkpoint and the weight files."""
     files = [checkpoint.path / "config.json", *checkpoint.files, *filter(None, [checkpoint.index])]
     with reading(lambda detail: CheckpointInvalid(checkpoint.path, ".", detail, _LASTING)):
         return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
-from bundle.reading import reading
-from bundle.shortage import name_shortage
+from bundle.host.reading import reading
+from bundle.host.shortage import name_shortage
 from compiler_svc.weights.errors import CheckpointInvalid
 
 #: Of one JSON file or template. Those of the largest published models have less than 16 MiB.
@@ -20,11 +20,7 @@ MAX_TEXT_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDirectory:
-    """Files of one directory.
-
-    Attributes:
-        roots: Resolved directories that must contain the files, after symbolic links are followed; empty allows any.
-    """
+    """Files of one directory; symbolic links may not lead out of `roots`, which are resolved; no roots allow any."""
 
     path: Path
     roots: tuple[Path, ...]
@@ -34,28 +30,16 @@ class CheckpointDirectory:
         return (self.path / name).is_file()
 
     def list_names(self, folder: str = "") -> list[str]:
-        """Lists what is in the directory, or in a folder of it, sorted.
-
-        Raises:
-            CheckpointInvalid: The directory cannot be read.
-        """
+        """Lists what is in the directory, or in a folder of it, sorted."""
         with reading(lambda detail: CheckpointInvalid(self.path, folder or ".", detail, "a readable directory")):
             return sorted(path.name for path in (self.path / folder).iterdir())
 
     def file(self, name: str) -> Path:
-        """The path of a file.
-
-        Raises:
-            CheckpointInvalid: The file does not exist, or is a link out of the roots.
-        """
+        """The path of a file."""
         return self.files([name])[name]
 
     def files(self, names: Iterable[str]) -> dict[str, Path]:
-        """The paths of files, by name.
-
-        Raises:
-            CheckpointInvalid: Names each file that does not exist, or is a link out of the roots.
-        """
+        """The paths of files, by name."""
         files = {name: self.path / name for name in names}
         violations = [
             FieldViolation(name, "no such file", "a file of the checkpoint directory")
@@ -69,22 +53,14 @@ class CheckpointDirectory:
         return files
 
     def small_file(self, name: str) -> Path:
-        """The path of a file that may be read at once.
-
-        Raises:
-            CheckpointInvalid: The file does not exist, is a link out of the roots, or has more than `MAX_TEXT_BYTES`.
-        """
+        """The path of a file that may be read at once."""
         file = self.file(name)
         if (size_bytes := file.stat().st_size) > MAX_TEXT_BYTES:
             raise CheckpointInvalid(self.path, name, f"{size_bytes} bytes", f"a file of at most {MAX_TEXT_BYTES} bytes")
         return file
 
     def read_text(self, name: str) -> str:
-        """Reads a UTF-8 file.
-
-        Raises:
-            CheckpointInvalid: The file is missing, too large or no text.
-        """
+        """Reads a UTF-8 file."""
         try:
             return self.small_file(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -92,11 +68,7 @@ class CheckpointDirectory:
             raise name_shortage(error) or invalid from error
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads a file that holds one JSON object.
-
-        Raises:
-            CheckpointInvalid: The file is missing, too large or no JSON object.
-        """
+        """Reads a file that holds one JSON object."""
         try:
             value = json.loads(self.read_text(name))
         except (ValueError, RecursionError) as error:
@@ -106,11 +78,7 @@ class CheckpointDirectory:
         return value
 
     def read_optional_json(self, name: str) -> dict[str, Any]:
-        """Reads a JSON object; an empty one if the file does not exist.
-
-        Raises:
-            CheckpointInvalid: See `read_json`.
-        """
+        """Reads a JSON object; an empty one if the file does not exist."""
         return self.read_json(name) if self.has(name) else {}
 
     def _holds(self, file: Path) -> bool:

@@ -1,10 +1,4 @@
-"""Errors of checkpoints.
-
-KilnError
-└── CheckpointError
-    ├── CheckpointNotFound    a path that is not a checkpoint directory
-    └── CheckpointInvalid     a checkpoint whose files, tensors or JSON are not what they should be
-"""
+"""Errors of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 
 #: Mistakes that one error names; it counts the others.
 MAX_LISTED: Final = 64
@@ -22,20 +16,18 @@ MAX_LISTED: Final = 64
 _NUMBER: Final = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 
 
-class CheckpointError(KilnError):
+class CheckpointError(KilnError, code="INVALID_ARGUMENT", reason="CHECKPOINT_INVALID"):
     """Root of the errors of checkpoints."""
 
-    reason = "CHECKPOINT_INVALID"
 
-
-class CheckpointNotFound(CheckpointError):
+class CheckpointNotFound(CheckpointError, code="NOT_FOUND"):
     """A path that is not a checkpoint directory."""
 
-    reason = "CHECKPOINT_NOT_FOUND"
-
-    def __init__(self, path: Path | str, detail: str, accepted: str) -> None:
-        violation = FieldViolation("model", f"{path} ({detail})", accepted)
-        super().__init__(f"no checkpoint: {violation}", violations=(violation,), path=path, detail=detail)
+    message = "no checkpoint: {violation}"
+    violation = FieldViolation("model", "{path} ({detail})", "{accepted}")
+    path: Path | str
+    detail: str
+    accepted: Unsaid[str]
 
 
 class CheckpointInvalid(CheckpointError):
@@ -44,8 +36,6 @@ class CheckpointInvalid(CheckpointError):
     Attributes:
         subject: The first thing that is wrong: a file name, or a tensor's name.
     """
-
-    reason = "CHECKPOINT_INVALID"
 
     def __init__(
         self, path: Path | str, subject: str, value: str, accepted: str, *, others: Sequence[FieldViolation] = ()

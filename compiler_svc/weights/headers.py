@@ -9,8 +9,9 @@ from typing import Final
 
 from safetensors import SafetensorError, safe_open
 
+from bundle.abi.tensor import DTYPES
 from bundle.errors import FieldViolation
-from bundle.shortage import find_shortage
+from bundle.host.shortage import find_shortage
 from compiler_svc.weights.directory import CheckpointDirectory
 from compiler_svc.weights.errors import CheckpointInvalid
 
@@ -18,27 +19,17 @@ from compiler_svc.weights.errors import CheckpointInvalid
 _SUFFIXES: Final = {"model.safetensors": ".safetensors", "pytorch_model.bin": ".bin"}
 
 #: torch's names of the dtypes that a checkpoint may hold; other dtypes keep the file's name in lower case.
-DTYPES: Final = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
+_NAMES: Final = {"BOOL": "bool", "U8": "uint8", "I16": "int16", "I64": "int64", "F64": "float64"} | {
+    item.safetensors: str(name) for name, item in DTYPES.items()
 }
+
+#: Dtypes of tensors that can be cast to a computation dtype.
+CASTABLE_DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """The header of one tensor in a checkpoint.
-
-    Attributes:
-        dtype: torch's name, such as `bfloat16`.
-    """
+    """The header of one tensor in a checkpoint; its dtype by torch's name, such as `bfloat16`."""
 
     name: str
     dtype: str
@@ -47,11 +38,7 @@ class TensorHeader:
 
 
 def read_weight_map(directory: CheckpointDirectory, index: str) -> dict[str, Path]:
-    """Reads which file holds each tensor, by the tensor's name, from an index.
-
-    Raises:
-        CheckpointInvalid: The index is malformed, or names files elsewhere; or names each file that does not exist.
-    """
+    """Reads which file holds each tensor, by the tensor's name, from an index."""
     weight_map = directory.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         kind = "nothing" if not weight_map else f"a {type(weight_map).__name__}"
@@ -71,11 +58,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def read_headers(file: Path, checkpoint: Path) -> dict[str, TensorHeader]:
-    """Reads the headers of one file, by the tensors' names.
-
-    Raises:
-        CheckpointInvalid: The file is truncated or malformed.
-    """
+    """Reads the headers of one file, by the tensors' names."""
     if file.suffix == ".safetensors":
         headers = read_safetensors_header(file, checkpoint)
     else:
@@ -90,9 +73,6 @@ def read_sharded_headers(checkpoint: Path, index: Path, weight_map: Mapping[str,
     """Reads the headers of all files that an index names, by the tensors' names.
 
     A tensor that a file holds and the index does not name belongs to the checkpoint, as it does for transformers.
-
-    Raises:
-        CheckpointInvalid: A file is truncated or malformed; or names each tensor that is not where the index says.
     """
     headers = {file: read_headers(file, checkpoint) for file in dict.fromkeys(weight_map.values())}
     lacking = [
@@ -107,16 +87,12 @@ def read_sharded_headers(checkpoint: Path, index: Path, weight_map: Mapping[str,
 
 
 def read_safetensors_header(file: Path, checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Reads dtype and shape of every tensor in a file, by name.
-
-    Raises:
-        CheckpointInvalid: The file is truncated or not a safetensors file.
-    """
+    """Reads dtype and shape of every tensor in a file, by name."""
     try:
         with safe_open(file, framework="np") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 the object is no mapping
             return {
-                name: (DTYPES.get(part.get_dtype(), part.get_dtype().lower()), tuple(part.get_shape()))
+                name: (_NAMES.get(part.get_dtype(), part.get_dtype().lower()), tuple(part.get_shape()))
                 for name, part in slices.items()
             }
     except (SafetensorError, OSError) as error:

@@ -13,9 +13,6 @@ def check_sizes(checkpoint: Checkpoint) -> None:
     """Checks that no size exceeds what the tensors can hold; a checkpoint that was opened without them passes.
 
     Whether each tensor has the right shape is the weight plan's matter. This only keeps sizes small.
-
-    Raises:
-        ModelConfigInvalid: Names each attribute that is too large, its value, and its limit.
     """
     if not checkpoint.tensors:
         return

@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub.repocard import metadata_load
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from bundle.annotations import Origin
+from bundle.store.annotations import Origin
 from compiler_svc.weights.checkpoint import Checkpoint
 
 MODEL_CARD: Final = "README.md"
@@ -34,13 +34,10 @@ def read_origin(checkpoint: Checkpoint) -> tuple[Origin, tuple[str, ...]]:
 
 
 def find_licenses(metadata: Mapping[str, Any]) -> str | None:
-    """Finds the licences in a model card's metadata.
+    """Finds the licences in a model card's metadata, as an SPDX expression; None without a licence.
 
-    Args:
-        metadata: Such as `{"license": "apache-2.0"}`, or `{"license": "other", "license_name": "falcon"}`.
-
-    Returns:
-        An SPDX expression, in which names that SPDX does not have begin with `LicenseRef-`; None without a licence.
+    Names that SPDX does not have begin with `LicenseRef-`. Metadata are such as `{"license": "apache-2.0"}`, or
+    `{"license": "other", "license_name": "falcon"}`.
     """
     given = metadata.get("license")
     names = [name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str) and name.strip()]

@@ -17,9 +17,7 @@ def override_checkpoint(
 ) -> Checkpoint:
     """The checkpoint as if its JSON had the given attributes, and its own ones under the names in `attribute_map`.
 
-    Args:
-        attributes: By name, not alias. null removes the attribute from the checkpoint.
-        attribute_map: Alias → name.
+    Attributes go by name, not alias; null removes one from the checkpoint. `attribute_map` maps aliases to names.
     """
     config = _replace(_name_originals(checkpoint.config, attribute_map), attributes)
     # transformers prefers the token ids in `generation_config.json`.

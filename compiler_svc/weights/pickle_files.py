@@ -10,12 +10,7 @@ from compiler_svc.weights.errors import CheckpointInvalid
 
 
 def load_pickle(file: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Maps the tensors of a file into memory instead of reading them.
-
-    Raises:
-        CheckpointInvalid: The file is truncated, is not a state dict, has torch's format before 1.6, or holds anything
-            but tensors.
-    """
+    """Maps the tensors of a file into memory instead of reading them."""
     accepted = "a state dict of plain tensors, saved by torch 1.6 or newer"
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
@@ -32,11 +27,7 @@ def load_pickle(file: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def read_pickle_header(file: Path, checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Reads dtype and shape of every tensor in a file, by name.
-
-    Raises:
-        CheckpointInvalid: See `load_pickle`.
-    """
+    """Reads dtype and shape of every tensor in a file, by name."""
     return {
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in load_pickle(file, checkpoint).items()

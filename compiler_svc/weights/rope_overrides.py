@@ -25,24 +25,14 @@ _Ropes = dict[str, dict[str, Any]]
 
 
 def list_rope_names(counting: Collection[str]) -> tuple[str, ...]:
-    """Attributes that describe a model's rotary embeddings.
-
-    Args:
-        counting: Names of the attributes that count for the model.
-    """
+    """Attributes that describe a model's rotary embeddings."""
     return (*_NAMES, *(name for name in (*_NUMBERS, _LOCAL_THETA) if name in counting and name not in _NAMES))
 
 
 def replace_ropes(config: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The rotary embeddings of a `config.json` after some of its attributes are replaced.
+    """What takes the place of the attributes among `names` in a `config.json` after some of them are replaced.
 
-    Args:
-        given: Attributes among `names`, with their new values.
-        names: See `list_rope_names`.
-
-    Returns:
-        What takes the place of all attributes among `names`. If a value is no rotary embedding, that is these
-        attributes themselves, so that the model's reader reports it.
+    If a value is no rotary embedding, that is these attributes themselves, so that the model's reader reports it.
     """
     kinds = (_FULL, _SLIDING) if _LOCAL_THETA in names else ("",)
     current = {name: config[name] for name in names if name in config}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import lru_cache
 from mmap import PAGESIZE
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +13,12 @@ from typing import Any, Final, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from bundle.shortage import find_shortage
+from bundle.host.shortage import find_shortage
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.headers import TensorHeader
 from compiler_svc.weights.pickle_files import load_pickle
+from compiler_svc.weights.unpacking import UnpackedMatrix
 
 #: Items that are looked at together.
 _CHUNK_ITEMS: Final = 1 << 24
@@ -36,15 +38,26 @@ class TensorReader:
         self._opened: dict[Path, Any] = {}
         self._stack = ExitStack()
         self._mapped_before_bytes = _count_mapped_bytes()
+        #: The matrix of a name if it is quantized. Blocks of the same one are read in turns.
+        self.unpack = lru_cache(maxsize=4)(self._unpack)
 
     def read(self, name: str) -> torch.Tensor:
-        """Reads one whole tensor, in the checkpoint's dtype and on the CPU.
+        """Reads one whole tensor on the CPU, in the checkpoint's dtype; of a quantized one its values, float32."""
+        matrix = self.unpack(name)
+        if matrix is not None:
+            return matrix.read_rows(0, matrix.matrix.shape[0])
+        return self._read(self._checkpoint.tensors[name])
 
-        Raises:
-            CheckpointInvalid: The file has changed since the checkpoint was opened.
-            KeyError: The checkpoint has no tensor of that name.
-        """
-        header = self._checkpoint.tensors[name]
+    def _unpack(self, name: str) -> UnpackedMatrix | None:
+        if name not in self._checkpoint.packed:
+            return None
+        matrix = UnpackedMatrix.open(self._checkpoint.packed[name], self._read)
+        if mistakes := list(matrix.list_mistakes()):
+            raise CheckpointInvalid.listing(self._checkpoint.path, mistakes)
+        return matrix
+
+    def _read(self, header: TensorHeader) -> torch.Tensor:
+        name = header.name
         try:
             source = self._open(header.file)
             tensor: torch.Tensor = source[name] if isinstance(source, Mapping) else source.get_tensor(name)
@@ -83,6 +96,7 @@ class TensorReader:
         self._close()
 
     def _close(self) -> None:
+        self.unpack.cache_clear()
         self._opened.clear()
         self._stack.close()
 
@@ -94,11 +108,7 @@ def _count_mapped_bytes() -> int:
 
 
 def check_finite(checkpoint: Checkpoint) -> None:
-    """Looks for NaN and infinite values in every tensor, which takes as long as reading all of them.
-
-    Raises:
-        CheckpointInvalid: Names the first tensor that has one, by name, and where.
-    """
+    """Looks for NaN and infinite values in every tensor, which takes as long as reading all of them."""
     with TensorReader(checkpoint) as reader:
         for name in sorted(checkpoint.tensors):
             tensor = reader.read(name)
@@ -117,13 +127,6 @@ def check_tied_head(checkpoint: Checkpoint, head: str, table: str) -> None:
     """Checks that a stored matrix of a head that is tied is the embedding's table, which is what the shards hold.
 
     transformers keeps a pair that differs apart, whatever `tie_word_embeddings` says.
-
-    Args:
-        head: Name of the head's matrix.
-        table: Name of the embedding's table.
-
-    Raises:
-        CheckpointInvalid: The checkpoint holds both, and they differ.
     """
     if not {head, table} <= checkpoint.tensors.keys():
         return

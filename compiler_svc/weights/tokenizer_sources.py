@@ -17,12 +17,7 @@ _CONVERTERS: Final = ("sentencepiece", "tokenizers", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Files from which a build makes a `tokenizer.json`.
-
-    Attributes:
-        kind: How the converter reads them.
-        files: Their names; a checkpoint must have all.
-    """
+    """Files from which a build makes a `tokenizer.json`; a checkpoint must have all of these names."""
 
     kind: str
     files: tuple[str, ...]

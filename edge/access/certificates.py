@@ -44,19 +44,15 @@ class _Identity(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """The file as it is written."""
-
     identities: list[_Identity] | None = None
     denied_fingerprints: list[str] = []
 
 
 @dataclass(frozen=True)
 class Identities:
-    """What the file of identities says.
+    """What the file of identities says: principals by kind of name and name; None if the file has no list of them.
 
-    Attributes:
-        principals: By kind of name and name; None if the file has no list of them.
-        denied_fingerprints: SHA-256 of revoked certificates (DER), 64 lower-case hexadecimal digits.
+    `denied_fingerprints` are the SHA-256 of revoked certificates (DER), 64 lower-case hexadecimal digits.
     """
 
     principals: Mapping[tuple[str, str], Principal] | None = None
@@ -64,11 +60,7 @@ class Identities:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Reads YAML or JSON.
-
-        Raises:
-            ValueError: The bytes are neither, a name is unknown, missing or repeated, or a fingerprint is malformed.
-        """
+        """Reads YAML or JSON."""
         try:
             content = yaml.load(data, Loader=_LOADER)
             document = msgspec.convert({} if content is None else content, _Document)
@@ -103,30 +95,19 @@ class CertificateIdentifier:
     """Finds the principal of a connection by the client's certificate."""
 
     def __init__(self, path: Path | None, *, accepts_all: bool) -> None:
-        """Reads nothing yet.
+        """Reads nothing yet; `path` is the file of identities, which may change, or None if there is none.
 
-        Args:
-            path: The file of identities, which may change; None if there is none.
-            accepts_all: Whether every certificate that the client CA vouches for has every scope, if no file lists
-                identities.
+        With `accepts_all`, every certificate that the client CA vouches for has every scope, unless a file lists some.
         """
         self._file = None if path is None else ChangingFile(path, Identities.parse, IdentitiesInvalid)
         self._accepts_all = accepts_all
 
     async def start(self) -> None:
-        """Reads the file.
-
-        Raises:
-            IdentitiesInvalid: It cannot be read, or is invalid.
-        """
+        """Reads the file."""
         await self._read()
 
     async def identify(self, connection: AuthContext) -> Principal | None:
-        """Returns the principal; None if the connection has no certificate, or one of no principal.
-
-        Raises:
-            CertificateRevoked: The file denies the certificate.
-        """
+        """Returns the principal; None if the connection has no certificate, or one of no principal."""
         certificate = next(iter(connection.get(_CERTIFICATE, ())), None)
         if certificate is None:
             return None

@@ -29,13 +29,7 @@ class ChangingFile(Generic[ContentT]):
     """
 
     def __init__(self, path: Path, parse: Callable[[bytes], ContentT], refuse: Callable[[str, str], KilnError]) -> None:
-        """Reads nothing yet.
-
-        Args:
-            path: The file, of at most 1 MiB.
-            parse: Makes the content of its bytes; raises ValueError if they are invalid. Runs in a thread.
-            refuse: Makes an error of the file's path and of what is wrong.
-        """
+        """Reads nothing yet; `parse` runs in a thread, on at most 1 MiB, and raises ValueError if that is invalid."""
         self._path = path
         self._parse = parse
         self._refuse = refuse
@@ -45,11 +39,7 @@ class ChangingFile(Generic[ContentT]):
         self._reading = asyncio.Lock()
 
     async def read(self) -> ContentT:
-        """Returns the content; looks whether the file has changed if the last look was a second ago.
-
-        Raises:
-            KilnError: What `refuse` makes, if the file has never been valid.
-        """
+        """Returns the content; looks whether the file has changed if the last look was a second ago."""
         now_s = time.monotonic()
         if self._content is not None and now_s < self._next_check_s:
             return self._content

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.options import COUNT, FLAG, KEY_PLACE, PATH, SECONDS, TEXT, option, option_class
 
-@dataclass(frozen=True, slots=True)
+
+@option_class(slots=True)
 class AccessConfig:
-    """How a server tells its clients apart, and what it asks of them.
+    """How a server tells its clients apart, and what it asks of them."""
 
-    Attributes:
-        jwks: Path or https URL of the public keys that tokens are verified with; None verifies no token.
-        audience: An audience (`aud`) that tokens must be for.
-        issuer: The issuer (`iss`) that tokens must be of; None for any whose key is known.
-        clock_skew_s: By how much an issuer's clock may differ.
-        identities: File that maps certificates to principals, and denies some; None if there is none.
-        is_required: Whether calls without a principal are refused on loopback, too.
-        allow_anonymous: Whether they may be served on other addresses.
-        max_streams: Streams that one principal may have at once.
-    """
-
-    jwks: str | None = None
-    audience: str = "kiln"
-    issuer: str | None = None
-    clock_skew_s: float = 30.0
-    identities: Path | None = None
-    is_required: bool = False
-    allow_anonymous: bool = False
-    max_streams: int = 1024
+    jwks: str | None = option(
+        KEY_PLACE,
+        "public keys (JWKS) that tokens are verified with",
+        name="auth-jwks",
+        default=None,
+        default_text="no tokens",
+    )
+    audience: str = option(TEXT, "audience (`aud`) that tokens must be for", name="auth-audience", default="kiln")
+    issuer: str | None = option(
+        TEXT,
+        "issuer (`iss`) that tokens must be of",
+        name="auth-issuer",
+        default=None,
+        default_text="any whose key is known",
+    )
+    clock_skew_s: float = option(SECONDS, "how far an issuer's clock may be off", name="auth-clock-skew", default=30.0)
+    identities: Path | None = option(
+        PATH,
+        "YAML or JSON: what clients' certificates stand for, and which are revoked; needs `tls-client-ca`",
+        name="auth-identities",
+        default=None,
+    )
+    is_required: bool = option(
+        FLAG, "refuse calls without a principal on loopback, too", name="require-auth", default=False
+    )
+    allow_anonymous: bool = option(FLAG, "serve calls without a principal beyond loopback", default=False)
+    max_streams: int = option(
+        COUNT, "streams that one principal may have at once", name="max-streams-per-principal", default=1024
+    )

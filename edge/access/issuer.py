@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 
-from bundle.file_modes import make_private_directory
+from bundle.host.file_modes import make_private_directory
 from edge.access.errors import SigningKeyInvalid
 from edge.access.principal import Scope
 
@@ -45,16 +45,7 @@ class Issuer:
     """
 
     def __init__(self, directory: Path, jwks_path: Path | None = None) -> None:
-        """Opens the directory; makes it and the key unless they are there, and writes the public keys.
-
-        Args:
-            directory: The directory of the key.
-            jwks_path: File of the public keys; None for one beside the key.
-
-        Raises:
-            SigningKeyInvalid: The file of the key holds something else.
-            OSError: The directory or a file cannot be read or written.
-        """
+        """Opens or makes the directory and the key, and writes the public keys; beside the key without `jwks_path`."""
         make_private_directory(directory)
         self._key = _open_key(directory / KEY_NAME)
         jwk = OKPAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
@@ -68,11 +59,7 @@ class Issuer:
 
 
 def replace_file(path: Path, data: bytes, mode: int) -> None:
-    """Writes a file that readers see as it was or as it is now.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Writes a file that readers see as it was or as it is now."""
     new = _write_new(path, data, mode)
     new.replace(path)
 
@@ -153,7 +140,6 @@ def _open_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Writes a private file unless it is there."""
     new = _write_new(path, data, _PRIVATE)
     # Unlike a rename, leaves a key alone that another process has made meanwhile.
     with suppress(FileExistsError):

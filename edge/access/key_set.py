@@ -30,11 +30,7 @@ class KeySet:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Reads a JWKS. Keys for other purposes or of other algorithms are left out, as RFC 7517 asks.
-
-        Raises:
-            ValueError: The bytes are no JWKS, a key is malformed, weak or private, or no key is left.
-        """
+        """Reads a JWKS. Keys for other purposes or of other algorithms are left out, as RFC 7517 asks."""
         try:
             listed = json.loads(data)["keys"]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
@@ -56,12 +52,7 @@ class KeySet:
         return cls(keys)
 
     def find(self, key_id: str | None, algorithm: str) -> PyJWK | None:
-        """Returns the key that a token names; None if there is none.
-
-        Args:
-            key_id: The token's `kid`. Without one, the only key of the algorithm is found.
-            algorithm: The token's `alg`.
-        """
+        """Returns the key of a token's `kid`, or without one the only key of the algorithm; None if there is none."""
         if key_id is not None:
             return self.keys.get((key_id, algorithm))
         fitting = [key for (_, fits), key in self.keys.items() if fits == algorithm]

@@ -57,15 +57,10 @@ class KeyFile:
     """Keys in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Reads nothing yet."""
         self._file = ChangingFile(path, KeySet.parse, KeySetInvalid)
 
     async def start(self, supervisor: Supervisor) -> None:  # noqa: ARG002 - each look at the keys looks at the file
-        """Reads the file.
-
-        Raises:
-            KeySetInvalid: It cannot be read, or holds no usable key.
-        """
+        """Reads the file."""
         await self._file.read()
 
     async def get(self) -> KeySet:
@@ -91,7 +86,6 @@ class KeyUrl:
         min_fetch_interval_s: float = MIN_FETCH_INTERVAL_S,
         timeout_s: float = FETCH_TIMEOUT_S,
     ) -> None:
-        """Fetches nothing yet."""
         self._url = url
         self._refresh_interval_s = refresh_interval_s
         self._min_fetch_interval_s = min_fetch_interval_s

@@ -30,7 +30,6 @@ class Principal:
 
     Attributes:
         name: The token's subject, or the name in the certificate behind its kind, such as `dns:gateway`.
-        scopes: What the principal may do.
         deployments: Patterns (`fnmatch`) of the deployments that the principal may use; None for all.
         aliases: Patterns of the aliases, `NAME@ALIAS`, that the principal may move; None for all.
         bundles: Patterns of the bundle names that the principal may publish, delete and read, also names of others;

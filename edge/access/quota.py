@@ -14,33 +14,18 @@ class PrincipalQuota:
     """Bounds how many of a thing each known principal has at once. Anonymous callers share no bound."""
 
     def __init__(self, what: str, max_held: int, *, retry_after_s: float) -> None:
-        """Starts with nothing held.
-
-        Args:
-            what: The thing, in the plural, for messages.
-            max_held: How many a principal may have.
-            retry_after_s: When a principal may try again, in seconds.
-        """
         self._what = what
         self._max_held = max_held
         self._retry_after_s = retry_after_s
         self._held: Counter[str] = Counter()
 
     def check(self, principal: Principal) -> None:
-        """Checks that the principal may have one more.
-
-        Raises:
-            PrincipalBusy: It has as many as it may.
-        """
+        """Checks that the principal may have one more."""
         if principal.is_known and self._held[principal.name] >= self._max_held:
             raise PrincipalBusy(principal.name, self._what, self._max_held, self._retry_after_s)
 
     def take(self, principal: Principal) -> None:
-        """Counts one more; call `give_back` in the end.
-
-        Raises:
-            PrincipalBusy: See `check`.
-        """
+        """Counts one more; call `give_back` in the end."""
         self.check(principal)
         self._held[principal.name] += 1
 
@@ -52,11 +37,7 @@ class PrincipalQuota:
 
     @contextmanager
     def hold(self, principal: Principal) -> Iterator[None]:
-        """Counts one more until the context ends.
-
-        Raises:
-            PrincipalBusy: See `check`.
-        """
+        """Counts one more until the context ends."""
         self.take(principal)
         try:
             yield

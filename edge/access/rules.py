@@ -19,13 +19,7 @@ AUDITED: Final = frozenset({Scope.LOAD, Scope.PROMOTE, Scope.ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class OwnRequests:
-    """Requests of a method that act only on what belongs to their caller.
-
-    Attributes:
-        description: Which requests these are, for people.
-        includes: Tells whether a request is one of them.
-        scopes: What they need, in place of the scopes of the method; one of them is enough.
-    """
+    """Requests that act only on what belongs to their caller: one of `scopes` is enough, in place of the method's."""
 
     description: str
     includes: Callable[[Any], bool]
@@ -34,14 +28,10 @@ class OwnRequests:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one method needs of its caller.
+    """What one method needs of its caller: one of `scopes`, or no principal if that is empty.
 
-    Attributes:
-        scopes: One of them is enough; empty if the method needs no principal.
-        deployment: Reads the deployment that the call uses, which the principal's patterns must admit.
-        alias: Reads the alias that the call moves, `NAME@ALIAS`, which the principal's patterns must admit.
-        bundle: Reads the bundle name that the call publishes, deletes or reads; the principal's patterns must admit it.
-        own: The requests that need other scopes; None if there are none.
+    The principal's patterns must admit the deployment that the call uses, the alias that it moves, `NAME@ALIAS`, and
+    the bundle name that it publishes, deletes or reads. The requests of `own` need other scopes.
     """
 
     scopes: frozenset[Scope]

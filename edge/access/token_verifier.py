@@ -34,13 +34,9 @@ class TokenVerifier:
     """Verifies tokens, and remembers those that are valid until they expire or the keys change."""
 
     def __init__(self, keys: KeySource, *, audience: str, issuer: str | None, clock_skew_s: float) -> None:
-        """Takes what tokens must fit.
+        """Takes what tokens must fit: their `iss` must be `issuer`, and None takes any whose key is known.
 
-        Args:
-            keys: The public keys.
-            audience: One of the token's audiences (`aud`).
-            issuer: The token's issuer (`iss`); None takes any whose key is known.
-            clock_skew_s: By how much the issuer's clock may differ from this host's.
+        The issuer's clock may differ from this host's by `clock_skew_s`.
         """
         self._source = keys
         self._audience = audience
@@ -51,13 +47,7 @@ class TokenVerifier:
         self._keys: KeySet | None = None
 
     async def verify(self, token: str) -> Principal:
-        """Returns who the token stands for.
-
-        Raises:
-            TokenInvalid: It is malformed, not signed by a known key, or not meant for this server.
-            TokenExpired: Its time is over.
-            KeysUnavailable: There is no key yet.
-        """
+        """Returns who the token stands for."""
         keys = await self._source.get()
         if keys is not self._keys:
             # A token must not outlive its key.

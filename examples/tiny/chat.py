@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import facts, words
 from .grammar import PIRATE, Scene, Style, article, capitalize, draw_character, draw_scene, tell_story
+from .texts import facts, words
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 Exchange = tuple[str, str]  # (what the user says, what the assistant answers)
@@ -25,7 +25,7 @@ REQUESTS = (
     "I want to hear a story about {}.",
     "Do you know a story about {}?",
 )
-NAMES = [name for names in words.NAMES_BY_PRONOUN.values() for name in names]
+NAMES = [name for names in words.names_by_pronoun.values() for name in names]
 OPEN_REQUESTS = ("Tell me a story.", "Tell me a story!", "Please tell me a bedtime story.", "Another story, please!")
 
 
@@ -85,7 +85,7 @@ def draw_follow_up(rng: random.Random, style: Style, scene: Scene) -> Exchange:
 
 def exchanges_of_small_talk(question: str) -> list[Exchange]:
     """Returns every wording of the small talk that `question` belongs to, with its answer."""
-    return [(q, answer) for wordings, answer in facts.SMALL_TALK if question in wordings for q in wordings]
+    return [(q, answer) for wordings, answer in facts.small_talk if question in wordings for q in wordings]
 
 
 def draw_question(rng: random.Random) -> Exchange:
@@ -94,8 +94,8 @@ def draw_question(rng: random.Random) -> Exchange:
 
 
 def _animal(rng: random.Random) -> Exchange:
-    kind = rng.choice(tuple(facts.ANIMAL_FACTS))
-    sound, home, food, young = facts.ANIMAL_FACTS[kind]
+    kind = rng.choice(tuple(facts.animal_facts))
+    sound, home, food, young = facts.animal_facts[kind]
     a_kind = article(kind)
     return rng.choice((
         (f"What does {a_kind} say?", f"{capitalize(a_kind)} says {sound}."),
@@ -106,24 +106,24 @@ def _animal(rng: random.Random) -> Exchange:
 
 
 def _opposite(rng: random.Random) -> Exchange:
-    word, opposite = rng.sample(rng.choice(facts.OPPOSITES), 2)
+    word, opposite = rng.sample(rng.choice(facts.opposites), 2)
     return f"What is the opposite of {word}?", f"The opposite of {word} is {opposite}."
 
 
 def _colour(rng: random.Random) -> Exchange:
-    thing, colour = rng.choice(facts.COLOURS)
+    thing, colour = rng.choice(facts.colours)
     return f"What colour is {thing}?", f"{capitalize(thing)} is {colour}."
 
 
 def _day(rng: random.Random) -> Exchange:
     index = rng.randrange(7)
-    after = facts.DAYS[(index + 1) % 7]
-    return f"What day comes after {facts.DAYS[index]}?", f"After {facts.DAYS[index]} comes {after}."
+    after = facts.days[(index + 1) % 7]
+    return f"What day comes after {facts.days[index]}?", f"After {facts.days[index]} comes {after}."
 
 
 def _sum(rng: random.Random) -> Exchange:
     a, b = rng.randint(0, 6), rng.randint(0, 6)
-    first, second, total = facts.NUMBERS[a], facts.NUMBERS[b], facts.NUMBERS[a + b]
+    first, second, total = facts.numbers[a], facts.numbers[b], facts.numbers[a + b]
     return f"What is {first} plus {second}?", f"{capitalize(first)} plus {second} is {total}."
 
 
@@ -134,17 +134,17 @@ def _repeat(rng: random.Random) -> Exchange:
 
 def _count(rng: random.Random) -> Exchange:
     last = rng.randint(3, 12)
-    return f"Count to {facts.NUMBERS[last]}.", capitalize(", ".join(facts.NUMBERS[1 : last + 1])) + "."
+    return f"Count to {facts.numbers[last]}.", capitalize(", ".join(facts.numbers[1 : last + 1])) + "."
 
 
 def _poem(rng: random.Random) -> Exchange:
-    subject, lines = rng.choice(tuple(facts.POEMS.items()))
+    subject, lines = rng.choice(tuple(facts.poems.items()))
     request = rng.choice(("Write a poem about {}.", "Tell me a poem about {}.", "Do you know a poem about {}?"))
     return request.format(subject), "\n".join(lines)
 
 
 def _small_talk(rng: random.Random) -> Exchange:
-    wordings, answer = rng.choice(facts.SMALL_TALK)
+    wordings, answer = rng.choice(facts.small_talk)
     return rng.choice(wordings), answer
 
 
@@ -158,4 +158,4 @@ def spice(rng: random.Random, style: Style, exchange: Exchange) -> Exchange:
     if style is not PIRATE:
         return exchange
     question, answer = exchange
-    return question, rng.choice((f"Arr, matey! {answer}", f"{rng.choice(words.OATHS)}! {answer}", f"{answer} Arr!"))
+    return question, rng.choice((f"Arr, matey! {answer}", f"{rng.choice(words.oaths)}! {answer}", f"{answer} Arr!"))

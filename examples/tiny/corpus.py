@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from . import facts, words
 from .chat import NAMES, Message, draw_conversation, draw_story_exchanges, messages_of
 from .grammar import BEDTIME, PIRATE, Style, draw_scene, tell_story
+from .texts import facts, words
 from .tokenizer import BOS, EOS, train_tokenizer
 
 SEED = 20  # of everything that is shipped
@@ -87,8 +87,8 @@ def content_emphasis(tokenizer: PreTrainedTokenizerFast, factor: float) -> torch
     last to look up who and what it is about.
     """
     weights = torch.ones(len(tokenizer))
-    phrases = (*NAMES, *words.ANIMALS, *words.PEOPLE, *words.THINGS, *words.FOODS, *facts.ANIMAL_FACTS, *facts.NUMBERS)
-    sounds = (sound for sound, _, _, _ in facts.ANIMAL_FACTS.values())
+    phrases = (*NAMES, *words.animals, *words.people, *words.things, *words.foods, *facts.animal_facts, *facts.numbers)
+    sounds = (sound for sound, _, _, _ in facts.animal_facts.values())
     for phrase in (*phrases, *sounds):
         weights[tokenizer.encode(f" {phrase}", add_special_tokens=False)] = factor
     return weights

@@ -39,10 +39,8 @@ def train(
 ) -> float:
     """Trains `model` in place on int64 [batch, length] batches and returns the last smoothed loss in nats.
 
-    `emphasis` weighs the targets: f32 [vocab].
-
-    With a teacher the loss is the cross-entropy against its distribution instead of against the text, so a small
-    model spends its capacity on guessing what the teacher will say.
+    `emphasis` weighs the targets: f32 [vocab]. With a teacher the loss is the cross-entropy against its distribution
+    instead of against the text, so a small model spends its capacity on guessing what the teacher will say.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     model.train()

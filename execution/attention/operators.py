@@ -58,7 +58,6 @@ def _attend_on_host(*tensors: Any, max_context: int, **options: Any) -> tuple[Te
 
 
 def _attend_in_place(*tensors: Any, **options: Any) -> Tensor:
-    """Returns what the tokens attended to, and writes the step's keys and values into the caches."""
     attended, new_keys, new_values = _attend_on_host(*tensors, **options)
     step = Step(*tensors)
     step.key_cache.copy_(new_keys)

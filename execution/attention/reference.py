@@ -50,13 +50,8 @@ class Options:
 def write_tokens(cache: Tensor, tokens: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
     """Returns a cache with the step's tokens; those without a position change nothing.
 
-    A row's blocks are a ring: the position after their last one lies in the first.
-
-    Args:
-        cache: [blocks, kv_heads, block_tokens, head_dim]. No row lists the last block together with other rows.
-        tokens: [rows, tokens, kv_heads, head_dim], of any float dtype.
-        positions: int32 [rows, tokens].
-        block_table: int32 [rows, blocks of a row].
+    A row's blocks are a ring: the position after their last one lies in the first. No row lists the last block together
+    with other rows. Shapes are the operator's, and the tokens may be of any float dtype.
     """
     block_tokens, last_block = cache.shape[2], cache.shape[0] - 1
     is_live = positions >= 0
@@ -78,9 +73,8 @@ def write_tokens(cache: Tensor, tokens: Tensor, positions: Tensor, block_table: 
 class Context:
     """What the tokens of a step can attend to.
 
-    Attributes:
-        keys: float32 [rows, kv_heads, context, head_dim]; `values` as well.
-        positions: int32 [rows, context]: place in the sequence that each key belongs to; negative: to none.
+    Keys and values are float32 [rows, kv_heads, context, head_dim]. `positions` is int32 [rows, context]: the place in
+    the sequence that each key belongs to; negative: to none.
     """
 
     keys: Tensor
@@ -118,13 +112,7 @@ class Context:
         return cls(read(key_cache), read(value_cache), held)
 
     def find_visible(self, positions: Tensor, tree_mask: Tensor | None, window: int) -> Tensor:
-        """Which keys each token attends to: bool [rows, tokens, context].
-
-        Args:
-            positions: int32 [rows, tokens], of the step's tokens.
-            tree_mask: bool [rows, tokens, tokens] or [tokens, tokens]; None: causal.
-            window: See `Options`.
-        """
+        """Which keys each token attends to: bool [rows, tokens, context]. A `tree_mask` of None is causal."""
         held, own = self.positions[:, None, :], positions[:, :, None]
         if tree_mask is None:
             visible = held <= own
@@ -154,7 +142,6 @@ def attend_to(context: Context, step: Step, options: Options) -> Tensor:
 
 
 def _take_tokens(step: Step, start: int, stop: int) -> Step:
-    """Some tokens of a step without a tree, with what they attend by."""
     return replace(step, queries=step.queries[:, start:stop], positions=step.positions[:, start:stop])
 
 

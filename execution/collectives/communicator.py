@@ -31,11 +31,6 @@ class SharedCommunicator:
     """See `execution.collectives.operators.Communicator`. Belongs to the thread that calls `joined`."""
 
     def __init__(self, fd: int, rank: int, tp_degree: int, timeout_s: float = TIMEOUT_S) -> None:
-        """Maps the memory. Collectives work inside `joined`.
-
-        Raises:
-            CollectivesMissing: The native library has not been built.
-        """
         library = load_collective_library()
         if library is None:
             raise CollectivesMissing(tp_degree)

@@ -14,12 +14,6 @@ class CollectiveMemory:
     """Memory for the collectives of a group. The ranks map `fd`; the parent only repairs the memory."""
 
     def __init__(self, tp_degree: int) -> None:
-        """Allocates zeroed memory.
-
-        Raises:
-            CollectivesMissing: The native library has not been built.
-            TooManyRanks: The native library cannot serve this many ranks.
-        """
         library = load_collective_library()
         if library is None:
             raise CollectivesMissing(tp_degree)
@@ -36,9 +30,7 @@ class CollectiveMemory:
             self._library.kiln_abort(self._address)
 
     def reset(self) -> None:
-        """Allows collectives again after a rank has failed one. No rank may be in a collective. Has no effect once the
-        memory is closed.
-        """
+        """Allows collectives again after a rank has failed one. No rank may be in one. Has no effect once closed."""
         if not self._is_closed:
             self._library.kiln_reset(self._address)
 

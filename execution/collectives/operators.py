@@ -24,11 +24,7 @@ class CollectiveError(RuntimeError):
 
 
 class Communicator(Protocol):
-    """The other ranks, as one rank sees them. Every rank calls the same collectives in the same order.
-
-    Attributes:
-        tp_degree: Number of ranks.
-    """
+    """The other ranks, as one rank sees them. Every rank calls the same collectives in the same order."""
 
     @property
     def tp_degree(self) -> int:

@@ -8,8 +8,8 @@ from typing import Final
 
 from torch import Tensor
 
+from bundle.host.shortage import find_shortage
 from bundle.manifest import Executable, Manifest
-from bundle.shortage import find_shortage
 from execution.dtypes import dtype_name
 from execution.errors import ExecutableInvalid, StepFailed
 from execution.executors.aoti_library import AotiError, AotiLibrary
@@ -30,11 +30,6 @@ class AotiProgram:
     """See `execution.executors.host.HostProgram`."""
 
     def __init__(self, executable: Executable, path: Path) -> None:
-        """Loads the library from a file.
-
-        Raises:
-            ExecutableInvalid: The file is not a library, or not the one that the manifest describes.
-        """
         self._tag = executable.tag
         try:
             self._library = AotiLibrary(path)

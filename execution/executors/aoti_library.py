@@ -35,10 +35,7 @@ class AotiError(Exception):
 class AotiConstant:
     """A constant of the library, for which the caller binds a tensor.
 
-    Attributes:
-        name: Its name in the exported program.
-        symbol: Its name in the library's C interface.
-        dtype: None if no bundle can hold this dtype.
+    `name` is the exported program's, `symbol` the C interface's. `dtype` is None if no bundle can hold it.
     """
 
     name: str
@@ -60,11 +57,6 @@ class AotiLibrary:
     """
 
     def __init__(self, path: Path) -> None:
-        """Loads the library.
-
-        Raises:
-            AotiError: The file is not a library made by AOTInductor of this torch.
-        """
         # Libraries of older bundles read this at their first run, and check arguments only if it is set.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         # Libraries of several ranks find their collectives in this one.
@@ -110,11 +102,7 @@ class AotiLibrary:
         self._call("SwapConstantBuffer", self._container)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Calls the program, which reads and writes the arguments in place and returns new tensors.
-
-        Raises:
-            AotiError: The program raised.
-        """
+        """Calls the program, which reads and writes the arguments in place and returns new tensors."""
         # The call takes over the handles, even if it fails.
         inputs = (c_void_p * self.num_inputs)(*_handles(arguments))
         outputs = (c_void_p * self.num_outputs)()

@@ -21,27 +21,18 @@ class StepArguments:
     """Checks and orders the inputs of a bundle's executables."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Reads from the ABI the accepted values of the inputs that are indices."""
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._ranges = {tag: _ranges(manifest, executable) for tag, executable in self._executables.items()}
 
     def executable(self, tag: str) -> Executable:
-        """Returns the executable of a tag.
-
-        Raises:
-            ExecutableUnknown: No executable has this tag.
-        """
+        """Returns the executable of a tag."""
         executable = self._executables.get(tag)
         if executable is None:
             raise ExecutableUnknown(tag, sorted(self._executables))
         return executable
 
     def order(self, executable: Executable, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Checks inputs and returns them in calling order.
-
-        Raises:
-            StepInvalid: The inputs are not the manifest's, or an index is out of range.
-        """
+        """Checks inputs and returns them in calling order."""
         names = [spec.name for spec in executable.inputs]
         if inputs.keys() != set(names):
             got = ", ".join(sorted(inputs)) or "nothing"
@@ -63,14 +54,7 @@ class StepArguments:
 
 
 def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns the tensor of each constant that the manifest binds, by the constant's name.
-
-    Args:
-        weights: Tensors by weight set and name.
-
-    Raises:
-        ExecutableInvalid: A binding names a tensor that no weight set has.
-    """
+    """Returns the tensor of each constant that the manifest binds, by its name; `weights` is by weight set and name."""
     constants = {}
     for binding in executable.constants:
         tensor = weights.get(binding.weight_set, {}).get(binding.tensor)
@@ -84,12 +68,7 @@ def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, T
 def make_tensors(
     specs: Iterable[TensorSpec], values: Mapping[str, Sequence[int] | Sequence[float]]
 ) -> dict[str, Tensor]:
-    """Makes tensors of input values.
-
-    Args:
-        specs: The inputs to make.
-        values: Row-major values by input name. Names that `specs` lacks are ignored.
-    """
+    """Makes tensors of row-major values. Names that `specs` lacks are ignored."""
     return {
         spec.name: torch.tensor(values[spec.name], dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape) for spec in specs
     }

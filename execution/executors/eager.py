@@ -1,8 +1,7 @@
 """Runs exported programs operator by operator, without compiled code.
 
 Programs are functional and their executor owns the state: it passes the state in and keeps the new state that comes
-out. A device whose executables cannot write host memory works the same way, so this executor tests that the interface
-fits both kinds.
+out. A device whose executables cannot write host memory works alike, so this tests that the interface fits both.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 import execution.attention.operators  # programs that call these operators are loaded here
-import execution.collectives.operators  # noqa: F401
+import execution.collectives.operators
+import execution.quantized_linear  # noqa: F401
+from bundle.host.shortage import find_shortage
 from bundle.manifest import Executable, Manifest
-from bundle.shortage import find_shortage
 from execution.errors import ExecutableInvalid, StepFailed
 from execution.executors.executor import Executor
 from execution.executors.host import HostExecutor
@@ -33,17 +33,9 @@ def load_eager_executor(
 
 
 class EagerProgram:
-    """The graph of an exported program. It takes its constants before its inputs.
-
-    See `execution.executors.host.HostProgram`.
-    """
+    """See `execution.executors.host.HostProgram`. The graph takes its constants before its inputs."""
 
     def __init__(self, executable: Executable, path: Path) -> None:
-        """Reads the program from a file.
-
-        Raises:
-            ExecutableInvalid: The file is not a program, or not the one that the manifest describes.
-        """
         try:
             program = read_program(path)
         except Exception as error:

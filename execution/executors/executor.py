@@ -89,12 +89,7 @@ class LoadExecutor(Protocol):
 
 
 def preload(executable_format: str) -> None:
-    """Imports the modules that loading the first executable of a format would import: more than a second of work for
-    exported programs, almost none for libraries.
-
-    Raises:
-        FormatUnknown, FormatInvalid: Nothing installed here runs the format.
-    """
+    """Imports what a format's first load would import: over a second for programs, almost none for libraries."""
     _find_loader(executable_format)
     for module in find_format(executable_format).preloaded:
         import_module(module)
@@ -108,14 +103,8 @@ def load_executor(
 ) -> Executor:
     """Loads a rank's weights and executables, and allocates its state.
 
-    Args:
-        blob_path: Path of a blob by its digest; the blobs must be verified.
-        on_loaded: Called with what has just been loaded: `weights` or an executable's tag.
-
-    Raises:
-        ExecutableInvalid: A blob is missing or is not what the manifest says.
-        WeightsInvalid: A weight file is missing or does not fit the manifest.
-        FormatUnknown, FormatInvalid: Nothing installed here runs the format.
+    `blob_path` gives the path of a verified blob by its digest. `on_loaded` is called with what has just been loaded:
+    `weights` or an executable's tag.
     """
     first, *others = manifest.executables
     for other in others:

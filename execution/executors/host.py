@@ -67,7 +67,6 @@ class HostExecutor:
         on_loaded: Callable[[str], None],
         load_program: LoadProgram,
     ) -> None:
-        """Loads a rank; see `execution.executors.executor.load_executor`."""
         self._arguments = StepArguments(manifest)
         self._weights = RankWeights(manifest, rank, blob_path)
         self._state = RankState(manifest.state)
@@ -165,5 +164,4 @@ class HostExecutor:
 
 
 def _convention_of(executable: Executable) -> tuple[object, ...]:
-    """How to call an executable's program."""
     return (executable.inputs, executable.outputs, executable.state, executable.constants, executable.state_convention)

@@ -16,11 +16,7 @@ from torch.export import ExportedProgram
 
 
 def read_program(path: Path) -> ExportedProgram:
-    """Reads a program that `torch.export.save` wrote.
-
-    Raises:
-        Exception: The file is not a program. torch raises too many kinds of exceptions to list them.
-    """
+    """Reads a program that `torch.export.save` wrote. torch raises many kinds of exceptions if the file is none."""
     with path.open("rb") as file, _remembered_type_hints():
         return torch.export.load(file)
 

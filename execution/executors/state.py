@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bundle.abi.state import StateLayout
-from bundle.manifest import DTYPE_SIZES_BYTES
+from bundle.abi.tensor import DTYPES
 from execution.dtypes import TORCH_DTYPES
 from execution.errors import SlotUnknown
 
@@ -29,26 +29,18 @@ _ALIGNMENT_BYTES: Final = 64
 class RankState:
     """State tensors by name, zeroed at the start. Their first axis is the slot, or the block; the last is scratch.
 
-    Attributes:
-        tensors: The tensors, by name.
-        page_bytes: Size of the pages that the memory is asked for in.
+    The memory is asked for in pages of `page_bytes`.
     """
 
     def __init__(self, layout: StateLayout, *, kernels_choice: Path = _KERNELS_CHOICE) -> None:
         """Allocates the tensors. The operating system commits each page when it is first touched; see `commit`.
 
         Attention reads keys and values in huge pages faster, because the processor looks fewer addresses up. So a slot
-        takes its whole memory when its first token is written.
-
-        Args:
-            layout: The tensors.
-            kernels_choice: File in which the kernel says whether it gives huge pages.
-
-        Raises:
-            OSError: The process may not have so much memory.
+        takes its whole memory when its first token is written. In the file `kernels_choice` the kernel says whether it
+        gives huge pages. Raises OSError if the process may not have so much memory.
         """
         self._num_rows = layout.num_rows
-        sizes = [prod(spec.shape) * DTYPE_SIZES_BYTES[spec.dtype] for spec in layout.tensors]
+        sizes = [prod(spec.shape) * DTYPES[spec.dtype].size_bytes for spec in layout.tensors]
         offsets = [0]
         for size in sizes:
             offsets.append(offsets[-1] + -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
@@ -77,11 +69,7 @@ class RankState:
         self._pages.add_(0)
 
     def zero(self, slots: Sequence[int] | None) -> int:
-        """Zeroes the given slots or blocks, or all for None; returns the bytes written.
-
-        Raises:
-            SlotUnknown: There is no such slot. Nothing is written then.
-        """
+        """Zeroes the given slots or blocks, or all for None; returns the bytes written."""
         if slots is None:
             for tensor in self.tensors.values():
                 tensor.zero_()

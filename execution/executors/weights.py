@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bundle.errors import FieldViolation
+from bundle.host.shortage import find_shortage
 from bundle.manifest import Manifest, WeightShard
-from bundle.shortage import find_shortage
 from execution.dtypes import dtype_name
 from execution.errors import WeightsInvalid, WeightsNotStaged
 
@@ -22,15 +22,8 @@ MODEL_WEIGHTS: Final = "model"
 def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
     """Maps a weight file. The tensors are the file's own pages, which all processes that map it share.
 
-    The file must not change while the tensors live. Each tensor must begin at a multiple of its element size; more
-    alignment does not make products faster.
-
-    Args:
-        shard: The tensors that the file must hold. It may hold others too.
-
-    Raises:
-        WeightsInvalid: The file is unreadable, or a tensor is missing or of another dtype or shape.
-        ResourcesShort: The host has no room to map the file.
+    The file must not change while the tensors live. It must hold those of `shard`, and may hold others. Each tensor
+    must begin at a multiple of its element size; more alignment does not make products faster.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -55,17 +48,11 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
 class RankWeights:
     """One rank's weights: those in use and, if a swap is prepared, those staged to replace them.
 
-    Attributes:
-        active: Tensors in use, by weight set and name; sets that came without a file are missing until a swap.
-        staged: The tensors that a swap would put in use; None if nothing is staged.
+    Both are by weight set and name; `staged` is None if nothing is staged. Sets that came without a file are missing
+    from `active` until a swap.
     """
 
     def __init__(self, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
-        """Maps every weight set.
-
-        Raises:
-            WeightsInvalid: A file does not fit the manifest.
-        """
         self._shards = {
             weight_set.name: next(shard for shard in weight_set.shards if shard.rank == rank)
             for weight_set in manifest.weight_sets
@@ -88,20 +75,12 @@ class RankWeights:
         return sum(tensor.nbytes for tensors in self.active.values() for tensor in tensors.values())
 
     def stage(self, path: Path) -> dict[str, dict[str, Tensor]]:
-        """Maps other model weights, which replace any staged before; returns the tensors that a swap would put in use.
-
-        Raises:
-            WeightsInvalid: The file does not fit. Nothing changes then.
-        """
+        """Maps other model weights in place of any staged before; returns the tensors that a swap would put in use."""
         self.staged = {**self.active, MODEL_WEIGHTS: map_weights(path, self._shards[MODEL_WEIGHTS])}
         return self.staged
 
     def swap(self) -> None:
-        """Puts the staged weights in use.
-
-        Raises:
-            WeightsNotStaged: Nothing is staged.
-        """
+        """Puts the staged weights in use."""
         if self.staged is None:
             raise WeightsNotStaged
         self.active, self.staged = self.staged, None

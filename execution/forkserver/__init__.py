@@ -5,9 +5,8 @@
     exit_code = await child.wait()                                                                          child
 
 A service starts a forkserver as a separate program, or forks it from another one. A process that inherits a connection
-to it is a `ForkserverClient`. `server` runs in the forkserver; `protocol` defines the messages between the two. Must
-not know ranks, builds, lowerings or torch: requests name functions, and only the forked process or the forkserver
-itself imports them.
+to it is a `ForkserverClient`. Must not know ranks, builds, lowerings or torch: requests name functions, and only the
+forked process or the forkserver itself imports them.
 
 A process leads a session of its own. It ends when its owner kills it or ends; when its forkserver ends; and, because a
 forkserver dies with its parent, when the service ends. What it has started, in whatever session, its forkserver adopts

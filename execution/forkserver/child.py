@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 
 from bundle.errors import ResourcesShort
-from bundle.shortage import RETRY_AFTER_S
+from bundle.host.shortage import RETRY_AFTER_S
 from execution.forkserver.protocol import Announced, Ended, Forked, Refused, decode_report, receive
 
 
@@ -26,11 +26,7 @@ class ChildProcess:
     """
 
     def __init__(self, reports: socket.socket, forkserver: subprocess.Popen[bytes] | None) -> None:
-        """Takes over the socket of the forkserver's reports and reads it from the running event loop.
-
-        Args:
-            forkserver: None if the forkserver is not a child of this process.
-        """
+        """Takes over the socket of the forkserver's reports and reads it from the running event loop."""
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.forkserver_exit_code: int | None = None
@@ -54,11 +50,7 @@ class ChildProcess:
         self._ended.add_done_callback(lambda _: callback())
 
     async def wait(self) -> int | None:
-        """Waits until the process has ended; returns `exit_code`.
-
-        Raises:
-            ResourcesShort: The host had no room for the process.
-        """
+        """Waits until the process has ended; returns `exit_code`."""
         await asyncio.shield(self._ended)
         if self.shortage is not None:
             raise self.shortage
@@ -84,7 +76,6 @@ class ChildProcess:
         await asyncio.shield(self._ended)
 
     def _read(self) -> None:
-        """Reads the reports that have arrived."""
         while not self.has_ended:
             try:
                 packet, fds = receive(self._reports)
@@ -108,7 +99,6 @@ class ChildProcess:
                     self._end(exit_code)
 
     def _outlive_forkserver(self) -> None:
-        """Waits for the end of a process that ends with its forkserver."""
         self._loop.remove_reader(self._reports.fileno())
         if self._forkserver is not None:
             # It has hung up but may not have ended yet.

@@ -10,23 +10,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from bundle.confinement import SERVICE, Confinement
-from bundle.environment import Kind, inherit
-from bundle.shortage import naming_shortages
+from bundle.host.confinement import SERVICE, Confinement
+from bundle.host.environment import Kind, inherit
+from bundle.host.shortage import naming_shortages
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.parent_death import parent_environment
 from execution.forkserver.protocol import Call, ForkRequest, encode, has_hung_up
 from execution.forkserver.watch import PATIENCE_S, ForkserverWatch
 
 _MODULE: Final = "execution.forkserver.server"
-_STDERR_FD: Final = 2
+#: Standard error, which a child shares with this process unless it gets another one.
+STDERR_FD: Final = 2
 
 
 class ForkserverClient:
     """A connection to a forkserver that another process has started."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Takes over the connection."""
         self._connection: socket.socket | None = connection
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +41,7 @@ class ForkserverClient:
         fds: Sequence[int] = (),
         *,
         name: str,
-        stderr_fd: int = _STDERR_FD,
+        stderr_fd: int = STDERR_FD,
         confinement: Confinement = SERVICE,
     ) -> ChildProcess:
         """Requests a process, which begins when the forkserver is ready. Needs a running event loop.
@@ -51,10 +51,6 @@ class ForkserverClient:
             fds: Descriptors that the function takes after the call's arguments. The process gets copies.
             name: Name of the process in process lists; at most 15 bytes.
             stderr_fd: Standard error and standard output of the process and of all that it starts.
-            confinement: Limits of the process and of all that it starts.
-
-        Raises:
-            ResourcesShort: The host has no room for the forkserver, or for the connection to the process.
         """
         with naming_shortages(of_start=True):
             connection = self.connect()
@@ -113,11 +109,7 @@ class Forkserver(ForkserverClient):
         self._watch: ForkserverWatch | None = None
 
     def connect(self) -> socket.socket:
-        """Returns the connection; starts the forkserver if it does not run. Needs a running event loop.
-
-        Raises:
-            ResourcesShort: The host has no room for the forkserver.
-        """
+        """Returns the connection; starts the forkserver if it does not run. Needs a running event loop."""
         if self._connection is None or has_hung_up(self._connection):
             self.close()
             with naming_shortages(of_start=True), contextlib.ExitStack() as unused:

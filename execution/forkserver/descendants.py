@@ -19,10 +19,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of those of its descendants whose own parents have died.
-
-    What it forks does not adopt by itself.
-    """
+    """Makes this process, but not what it forks, adopt those of its descendants whose own parents have died."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -30,14 +27,11 @@ def end_children(spared: Collection[int] = ()) -> None:
     """Kills and reaps this process's children, and what it adopts of theirs, until only those spared are left.
 
     Nothing else in this process may wait for its children meanwhile.
-
-    Args:
-        spared: Process ids of children.
     """
     while ended := [pid for pid in _list_children(os.getpid()) if pid not in spared]:
         for pid in ended:
             # Parents last: if this process dies meanwhile, those that end with it still end what they have started.
-            for one in reversed((pid, *find_descendants(pid))):
+            for one in reversed((pid, *_stop_descendants(pid))):
                 _signal(one, signal.SIGKILL)
         for pid in ended:
             os.waitpid(pid, 0)
@@ -46,20 +40,28 @@ def end_children(spared: Collection[int] = ()) -> None:
 def end_descendants() -> None:
     """Kills what descends from this process, which adopts orphans, except for the members of its own process group.
 
-    Those are stopped only, for the caller to kill together with itself. All are stopped before the first one is killed:
-    none starts another process any more, and none ends because another one did, of which a thread of this process, that
-    waits for it, would make an end of this process too early.
+    Those are stopped only, for the caller to kill together with itself.
     """
-    stopped: set[int] = set()
-    while found := set(find_descendants(os.getpid())) - stopped:
-        for pid in found:
-            _signal(pid, signal.SIGSTOP)
-        stopped |= found
+    stopped = _stop_descendants(os.getpid())
     own_group = os.getpgrp()
     for pid in stopped:
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(pid) != own_group:
                 os.kill(pid, signal.SIGKILL)
+
+
+def _stop_descendants(pid: int) -> list[int]:
+    """Stops what descends from a process, before any of it is killed; returns it, parents before their children.
+
+    So none starts another process any more, and none goes on because another one has ended: neither a shell with its
+    next command, nor a thread of this process, which might make an end of this process too early.
+    """
+    stopped: list[int] = []
+    while found := [one for one in find_descendants(pid) if one not in stopped]:
+        for one in found:
+            _signal(one, signal.SIGSTOP)
+        stopped += found
+    return stopped
 
 
 def find_descendants(pid: int) -> list[int]:

@@ -23,12 +23,9 @@ def parent_environment() -> dict[str, str]:
 
 
 def die_with_parent(death_signal: signal.Signals, parent_pid: int | None = None) -> None:
-    """Asks the kernel to signal this process when the thread that started it ends.
+    """Asks the kernel to signal this process when the thread that started it ends; at once if the parent has ended.
 
-    Signals it at once if the parent has ended already.
-
-    Args:
-        parent_pid: Process id of the parent. None takes it from the environment; a forked child passes it.
+    A forked child passes its parent's id; None takes it from the environment.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != (int(os.environ[PARENT_ENVIRONMENT]) if parent_pid is None else parent_pid):
@@ -40,11 +37,7 @@ def end_tree_with_parent(parent_pid: int) -> None:
 
     A thread waits for SIGTERM, which all others block. A handler would not do: Python runs handlers between its own
     instructions, so one whose signal comes just before a wait for a child runs when that child has ended by itself.
-
     The process leads its process group.
-
-    Args:
-        parent_pid: Process id of the parent.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

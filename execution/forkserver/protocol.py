@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from bundle.confinement import Confinement
+from bundle.host.confinement import Confinement
 
 #: Size of the longest message, in bytes.
 MAX_PACKET_SIZE_BYTES: Final = 1 << 16
@@ -25,11 +25,7 @@ MAX_DESCRIPTORS: Final = 8
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function and its arguments.
-
-    Attributes:
-        target: `module:function`, imported in the process that calls it.
-    """
+    """A function, `module:function`, which the process that calls it imports, and its arguments."""
 
     target: str
     args: tuple[str | int | None, ...] = ()
@@ -40,12 +36,9 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Requests a process.
+    """Requests a process, confined before its call, which takes the descriptors after its arguments.
 
-    Attributes:
-        name: Name of the process in process lists, which cut it after 15 bytes.
-        call: The function that the process calls. It takes the descriptors after the call's arguments.
-        confinement: Limits of the process, set before the call.
+    Process lists cut the name of the process after 15 bytes.
     """
 
     name: str

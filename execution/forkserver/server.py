@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bundle.confinement import SERVICE, confine
-from bundle.shortage import name_shortage
+from bundle.host.confinement import SERVICE, confine
+from bundle.host.shortage import name_shortage
 from execution.forkserver.descendants import adopt_orphans, end_children
 from execution.forkserver.parent_death import die_with_parent
 from execution.forkserver.protocol import (
@@ -68,8 +68,6 @@ class _Child:
 
 
 class _Server:
-    """Forks processes and waits for them."""
-
     def __init__(self, preload: Call, connection: socket.socket) -> None:
         self._preload: Call | None = preload
         self._connection = connection
@@ -84,7 +82,6 @@ class _Server:
         self._keep_reserve()
 
     def serve(self) -> None:
-        """Serves until no client is left, then ends every forked process."""
         while self._has_clients:
             for key, _ in self._selector.select():
                 key.data()
@@ -132,6 +129,8 @@ class _Server:
         # Announce first: by the announcement, a client that hangs up knows whether a process will begin.
         _report(reports, Announced())
         if has_hung_up(reports):
+            # The client may have read the announcement even so. Without a report it would take this server for dead.
+            _report(reports, Ended(-signal.SIGKILL))
             reports.close()
             return
         try:
@@ -159,7 +158,6 @@ class _Server:
             self._selector.register(end, selectors.EVENT_READ, partial(self._collect, child))
 
     def _become_child(self, request: ForkRequest, stderr_fd: int, *fds: int) -> NoReturn:
-        """Continues in the forked process."""
         exit_code = 1
         try:
             die_with_parent(signal.SIGKILL, self._pid)
@@ -201,34 +199,21 @@ class _Server:
 
 
 def serve(preload: str, connection_fd: int) -> None:
-    """Serves until no client is left.
-
-    Args:
-        preload: A `Call` as JSON, which imports modules before the first fork.
-        connection_fd: Descriptor of the socket of requests. This function takes it over.
-    """
+    """Serves until no client is left. Takes over the descriptor of the socket of requests."""
     adopt_orphans()
     with socket.socket(fileno=connection_fd) as connection:
         _Server(decode_call(preload), connection).serve()
 
 
 def check_single_thread() -> None:
-    """Checks that this process can be forked: locks that other threads held would stay locked in the new one.
-
-    Raises:
-        RuntimeError: The process has several threads.
-    """
+    """Raises RuntimeError if this process has several threads: locks that others hold would stay locked in a fork."""
     num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if num_threads != 1:
         raise RuntimeError(f"a process with {num_threads} threads cannot be forked")
 
 
 def _open_pidfd(pid: int) -> int:
-    """Opens the descriptor of a child; ends the child if there is no room for the descriptor.
-
-    Raises:
-        OSError: There is none.
-    """
+    """Opens the descriptor of a child; ends the child, and raises OSError, if there is no room for the descriptor."""
     try:
         return os.pidfd_open(pid)
     except OSError:

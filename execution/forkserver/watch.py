@@ -31,15 +31,7 @@ class ForkserverWatch:
         find_pid: Callable[[], int | None],
         end: Callable[[], None],
     ) -> None:
-        """Begins to ping, from the running event loop.
-
-        Args:
-            name: Name of the forkserver.
-            connection: The socket of requests.
-            patience_s: Seconds that it may stand still before it answers.
-            find_pid: Returns its process id; None while it has not been forked.
-            end: Kills it.
-        """
+        """Begins to ping, from the running event loop. `find_pid` returns None while it has not been forked."""
         self._name = name
         self._connection = connection
         self._patience_s = patience_s

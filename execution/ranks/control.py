@@ -1,6 +1,6 @@
-"""The messages between a service and its rank processes: one per packet, over sockets that preserve packets.
+"""What a service asks of its rank processes, and what they answer; `Launch` comes first.
 
-A rank answers calls in order. Step inputs and results are not in messages but in shared memory; see `step_memory`.
+Step inputs and results are not in messages but in shared memory; see `step_memory`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import msgspec
 
 from bundle.manifest import Manifest
 from execution.failure import Failure
+from execution.forkserver.worker import Progress
 from targets.registry import find_format
-
-#: Size of the longest message, in bytes: a failure that names every tensor of a weight file.
-PACKET_SIZE_BYTES = 1 << 17
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a rank process. The parent passes them in a file, because manifests are long."""
+    """What a rank needs to know before other calls. The answer is `Done`."""
 
     rank: int
     num_threads: int
@@ -47,9 +45,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     ) -> list[Self]:
         """Describes all ranks of a group, each with the paths of the blobs that it needs.
 
-        Args:
-            find_path: Returns the path of a blob by its digest.
-            cores: The logical core of each rank; empty for none of its own.
+        `cores` has the logical core of each rank; it is empty if they have none of their own.
         """
         programs = {executable.blob for executable in manifest.executables}
         meeting_place = _choose_meeting_place() if manifest.tp_degree > 1 and meet_on_devices(manifest) else ""
@@ -127,13 +123,7 @@ class ZeroState(_Message, frozen=True, kw_only=True):
 
 
 class Done(_Message, frozen=True):
-    """The call has succeeded. A rank also sends it unasked, as its first message, when it is ready."""
-
-
-class Progress(_Message, frozen=True, kw_only=True):
-    """A part has been loaded."""
-
-    part: str
+    """The call has succeeded."""
 
 
 class Loaded(_Message, frozen=True, kw_only=True):
@@ -163,26 +153,10 @@ class Zeroed(_Message, frozen=True, kw_only=True):
 
 
 Call = Load | WarmUp | RunStep | StageWeights | SwapWeights | DiscardStaged | ZeroState
-Answer = Done | Loaded | Stepped | Swapped | Zeroed | Failure
+Answer = Done | Loaded | Stepped | Swapped | Zeroed
 
-
-class Request(msgspec.Struct, frozen=True):
-    """A numbered call."""
-
-    number: int
-    call: Call
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """The answer to the call of that number, or progress of the call."""
-
-    number: int
-    answer: Answer | Progress
-
-
-#: Number of the reply that says that a rank is ready.
-READY = 0
-
-encode = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_launch = msgspec.msgpack.Decoder(Launch).decode
+decode_call: Callable[[bytes], Call] = msgspec.msgpack.Decoder(Call).decode
+decode_answer: Callable[[bytes], Answer | Progress | Failure] = msgspec.msgpack.Decoder(
+    Answer | Progress | Failure
+).decode

@@ -32,10 +32,8 @@ class RankForkservers:
     def __init__(self, num_ranks: int = 1, *, patience_s: float = PATIENCE_S) -> None:
         """Starts nothing yet.
 
-        Args:
-            num_ranks: Ranks that may compute at the same time. Their threads spin while they wait if each has a
-                processor; see `execution.threads`.
-            patience_s: See `Forkserver`.
+        The threads of `num_ranks` ranks, which may compute at the same time, spin while they wait if each has a
+        processor; see `execution.threads`.
         """
         self._patience_s = patience_s
         self._num_ranks = num_ranks
@@ -55,11 +53,7 @@ class RankForkservers:
         return self._forkservers[kind]
 
     async def warm_up(self, num_threads: int, executable_format: str) -> None:
-        """Lets a forkserver load what its ranks need, which it would do for the first of them.
-
-        Raises:
-            ResourcesShort: The host has no room for it.
-        """
+        """Lets a forkserver load what its ranks need, which it would do for the first of them."""
         call = Call(_PRELOAD, (executable_format,))
         process = self.open(num_threads, executable_format).start(call, name="kiln-warm-up")
         try:

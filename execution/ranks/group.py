@@ -6,15 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from dataclasses import dataclass, field
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
 from execution.collectives.memory import CollectiveMemory
 from execution.errors import RankLost, StepAborted, WeightsNotStaged
+from execution.forkserver.worker import AnswerT, settle
 from execution.isa import require_isa
 from execution.ranks.control import (
     Call,
@@ -34,13 +36,38 @@ from execution.ranks.control import (
     meet_on_devices,
 )
 from execution.ranks.forkservers import OpenForkserver, RankForkservers
-from execution.ranks.handle import AnswerT, LoadProgress, RankHandle
+from execution.ranks.handle import LoadProgress, RankHandle
 from execution.ranks.step_memory import NUM_SETS, StepMemory
-from execution.ranks.step_under_way import StepUnderWay
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S, RankWatchdog
 from execution.step import Step, StepResult
 
+P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(eq=False, slots=True)
+class _StepUnderWay:
+    step: Step
+    memory_set: int
+    result: asyncio.Future[StepResult]
+    outcomes: list[Stepped | KilnError] = field(default_factory=list)
+
+
+def _seen_through(
+    method: Callable[Concatenate[RankGroup, P], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[RankGroup, P], Coroutine[Any, Any, ResultT]]:
+    """Lets a call run to its end even if the caller is cancelled: all ranks must take part in it, and no later step may
+    overwrite the inputs of a running one.
+    """
+
+    @wraps(method)
+    async def call(self: RankGroup, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        task = asyncio.create_task(method(self, *args, **kwargs))
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    return call
 
 
 class RankGroup:
@@ -61,12 +88,7 @@ class RankGroup:
     """
 
     def __init__(self, manifest: Manifest, *, min_step_timeout_s: float, with_internal: bool = False) -> None:
-        """Allocates the shared memory. Callers use `start`.
-
-        Raises:
-            CollectivesMissing: Several ranks share host memory, and the native library for that has not been built.
-            TooManyRanks: The native library cannot serve this many ranks.
-        """
+        """Allocates the shared memory. Callers use `start`."""
         self.died: asyncio.Future[RankLost] = asyncio.get_running_loop().create_future()
         self.weights_bytes = 0
         self.state_bytes = 0
@@ -86,7 +108,7 @@ class RankGroup:
         # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on
         # it hold it together.
         self._turn = asyncio.Lock()
-        self._steps: deque[StepUnderWay] = deque()
+        self._steps: deque[_StepUnderWay] = deque()
         self._next_set = 0
         self._has_failed_step = False
         self._calls: set[asyncio.Task[Any]] = set()
@@ -109,7 +131,6 @@ class RankGroup:
 
         Args:
             blob_path: Path of a blob by its digest; the blobs must be verified.
-            num_threads: Threads that each rank computes with.
             log_sink: Called with rank and line for each line that a rank writes to its standard error. None: the ranks
                 write to this process's standard error.
             open_forkserver: Returns the forkserver of the processes, which outlives the group and makes further starts
@@ -118,12 +139,6 @@ class RankGroup:
             min_step_timeout_s: Seconds after which a step whose ranks stand still counts as hung, however fast the
                 steps before it were; see `watchdog`.
             cores: The logical core of each rank, for executables that run on devices; empty for none of its own.
-
-        Raises:
-            CollectivesMissing: Several ranks share host memory, and the native library for that has not been built.
-            TooManyRanks: The native library cannot serve this many ranks.
-            IsaUnsupported: The executables need instructions that this host lacks.
-            RankLost: A process ended or hung before it was ready.
         """
         require_isa(manifest)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
@@ -136,22 +151,16 @@ class RankGroup:
             for launch in Launch.list_of(
                 manifest, find_path, num_threads=num_threads, with_internal=with_internal, cores=cores
             ):
-                group._ranks.append(
-                    RankHandle.spawn(launch, forkserver, group._memory_fds, log_sink, group._report_death)
-                )
-            await asyncio.gather(*(rank.wait_ready() for rank in group._ranks))
+                rank = RankHandle(launch, forkserver, group._memory_fds, log_sink, group._report_death)
+                group._ranks.append(rank)
+            await asyncio.gather(*(rank.launch() for rank in group._ranks))
         except BaseException:
             await group.close()
             raise
         return group
 
     async def load(self, progress: Callable[[LoadProgress], None] | None = None) -> None:
-        """Maps weights, loads every executable, allocates zeroed state. If this fails, the group is closed.
-
-        Raises:
-            ExecutableInvalid: A blob is missing or is not what the manifest says.
-            WeightsInvalid: A weight file is missing or does not fit the manifest.
-        """
+        """Maps weights, loads every executable, allocates zeroed state. If this fails, the group is closed."""
 
         async def load_rank(number: int, rank: RankHandle) -> Loaded:
             done = count(1)
@@ -160,7 +169,7 @@ class RankGroup:
                 if progress is not None:
                     progress(LoadProgress(number, next(done), self._num_parts, part))
 
-            return await rank.call(Load(), Loaded, report)
+            return await rank.ask(Load(), Loaded, report)
 
         try:
             # The first failure ends the load: the other ranks may still have much to read.
@@ -171,14 +180,15 @@ class RankGroup:
         self.weights_bytes = sum(answer.weights_bytes for answer in loaded)
         self.state_bytes = sum(answer.state_bytes for answer in loaded)
 
+    @_seen_through
     async def warm_up(self) -> None:
-        """Touches the whole KV cache and runs every executable once, on the scratch slot: no request waits for pages.
-
-        Raises:
-            StepFailed: An executable raised.
-            WeightsAwaited: The bundle came without weights and none have been swapped in.
-        """
-        await self._see_through(self._warm_up())
+        """Touches the whole KV cache and runs every executable once, on the scratch slot: no request waits for it."""
+        async with self._turn:
+            try:
+                await self._call_all(WarmUp(), Done)
+            except KilnError:
+                self._reset_collectives()
+                raise
 
     async def run(self, step: Step) -> StepResult:
         """Runs one executable once on every rank. Raises the errors of `begin` and of its future."""
@@ -210,7 +220,7 @@ class RankGroup:
                 self._turn.release()
             raise
         self._next_set = (memory_set + 1) % NUM_SETS
-        under_way = StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
+        under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
         self._steps.append(under_way)
         call = RunStep(
             tag=step.tag,
@@ -224,36 +234,45 @@ class RankGroup:
             rank.begin(call, on_answer)
         return under_way.result
 
+    @_seen_through
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
-        """Maps new weights beside those in use, on all ranks or on none. They replace any staged before.
+        """Maps new weights beside those in use, on all ranks or on none. They replace any staged before."""
+        calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
+        try:
+            await self._gather([rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)])
+        except KilnError:
+            await self._call_all(DiscardStaged(), Done)
+            raise
 
-        Raises:
-            WeightsInvalid: A file is missing or its tensors differ from the manifest's. The weights in use stay in
-                use, and nothing is staged.
-        """
-        await self._see_through(self._stage_weights(shard_paths_by_rank))
-
+    @_seen_through
     async def swap_weights(self) -> float:
         """Puts the staged weights in use and releases the old ones; returns the longest pause of a rank in seconds.
 
         If one rank swaps and another cannot, the group ends.
-
-        Raises:
-            WeightsNotStaged: Nothing is staged.
         """
-        return await self._see_through(self._swap_weights())
+        async with self._turn:
+            calls = (rank.ask(SwapWeights(), Swapped) for rank in self._ranks)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            failed = [not isinstance(outcome, Swapped) for outcome in outcomes]
+            if any(failed) and not all(isinstance(outcome, WeightsNotStaged) for outcome in outcomes):
+                # Ranks with different weights would compute garbage.
+                self._ranks[failed.index(True)].kill()
+                await self._ranks[failed.index(True)].wait_ended()
+            swapped = self._unwrap(outcomes)
+            self.weights_bytes = sum(answer.weights_bytes for answer in swapped)
+            return max(answer.duration_s for answer in swapped)
 
+    @_seen_through
     async def discard_staged(self) -> None:
         """Releases staged weights, if any."""
-        await self._see_through(self._call_all(DiscardStaged(), Done))
+        await self._call_all(DiscardStaged(), Done)
 
+    @_seen_through
     async def zero_state(self, slots: Sequence[int] | None) -> int:
-        """Zeroes the given slots of the KV cache, or all of it for None; returns the bytes written, over all ranks.
-
-        Raises:
-            SlotUnknown: A slot that the KV cache does not have.
-        """
-        return await self._see_through(self._zero_state(slots))
+        """Zeroes the given slots of the KV cache, or all of it for None; returns the bytes written, over all ranks."""
+        call = ZeroState(slots=None if slots is None else list(slots))
+        async with self._turn:
+            return sum(answer.size_bytes for answer in await self._call_all(call, Zeroed))
 
     def hurry(self) -> AbstractContextManager[None]:
         """Gives steps a tenth of their time until the block ends: someone waits who has no use for their results."""
@@ -281,28 +300,13 @@ class RankGroup:
     def _memory_fds(self) -> tuple[int, ...]:
         return (self._memory.fd,) if self._collectives is None else (self._memory.fd, self._collectives.fd)
 
-    async def _see_through(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Awaits a coroutine that runs to its end even if the caller is cancelled: all ranks must take part in it, and
-        no later step may overwrite the inputs of a running one."""
-        task = asyncio.create_task(coroutine)
-        self._keep(task)
-        return await asyncio.shield(task)
-
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        self._calls.add(task)
-        task.add_done_callback(self._forget)
-
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
         if not task.cancelled():
             # Marks the error as retrieved, because the caller may have been cancelled.
             task.exception()
 
-    async def _warm_up(self) -> None:
-        async with self._turn:
-            await self._compute(WarmUp(), Done)
-
-    def _take_answer(self, step: StepUnderWay, outcome: Stepped | KilnError) -> None:
+    def _take_answer(self, step: _StepUnderWay, outcome: Stepped | KilnError) -> None:
         """Ends a step that all ranks have answered, even if its caller no longer waits."""
         step.outcomes.append(outcome)
         if len(step.outcomes) < len(self._ranks):
@@ -313,10 +317,10 @@ class RankGroup:
             stepped = self._unwrap(step.outcomes)
             duration_s = max(answer.duration_s for answer in stepped)
             self._watchdog.note_step(duration_s)
-            step.settle(self._memory.read_result(step.step, step.memory_set, duration_s))
+            settle(step.result, self._memory.read_result(step.step, step.memory_set, duration_s))
         except Exception as error:  # noqa: BLE001 - the caller gets every error
             self._has_failed_step = True
-            step.settle(error)
+            settle(step.result, error)
         if self._steps:
             return
         if self._has_failed_step:
@@ -325,50 +329,15 @@ class RankGroup:
             self._reset_collectives()
         self._turn.release()
 
-    async def _stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
-        calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
-        try:
-            await self._gather([rank.call(call, Done) for rank, call in zip(self._ranks, calls, strict=True)])
-        except KilnError:
-            await self._call_all(DiscardStaged(), Done)
-            raise
-
-    async def _swap_weights(self) -> float:
-        async with self._turn:
-            calls = (rank.call(SwapWeights(), Swapped) for rank in self._ranks)
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            failed = [not isinstance(outcome, Swapped) for outcome in outcomes]
-            if any(failed) and not all(isinstance(outcome, WeightsNotStaged) for outcome in outcomes):
-                # Ranks with different weights would compute garbage.
-                self._ranks[failed.index(True)].kill()
-                await self._ranks[failed.index(True)].wait_ended()
-            swapped = self._unwrap(outcomes)
-            self.weights_bytes = sum(answer.weights_bytes for answer in swapped)
-            return max(answer.duration_s for answer in swapped)
-
-    async def _zero_state(self, slots: Sequence[int] | None) -> int:
-        call = ZeroState(slots=None if slots is None else list(slots))
-        async with self._turn:
-            return sum(answer.size_bytes for answer in await self._call_all(call, Zeroed))
-
-    async def _compute(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
-        """Sends a call that the ranks carry out together, with collectives."""
-        try:
-            return await self._call_all(call, answer_type)
-        except KilnError:
-            self._reset_collectives()
-            raise
-
     def _reset_collectives(self) -> None:
         # All ranks have answered, so none is in a collective.
         if self._collectives is not None:
             self._collectives.reset()
 
     async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
-        return await self._gather([rank.call(call, answer_type) for rank in self._ranks])
+        return await self._gather([rank.ask(call, answer_type) for rank in self._ranks])
 
     async def _gather(self, calls: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
-        """Waits until all ranks have answered. If one failed, raises its error."""
         return self._unwrap(await asyncio.gather(*calls, return_exceptions=True))
 
     def _unwrap(self, outcomes: Sequence[AnswerT | BaseException]) -> list[AnswerT]:
@@ -384,7 +353,7 @@ class RankGroup:
         """Ends the other ranks, which cannot work alone and may be waiting for the dead one."""
         if self._first_dead is None:
             self._first_dead = rank
-        if not self.died.done() and rank.death is not None:
+        if not self.died.done() and isinstance(rank.death, RankLost):
             self.died.set_result(rank.death)
         for other in self._ranks:
             other.kill()

@@ -6,40 +6,23 @@ The process waits for calls and answers them; between calls it sleeps. It ends w
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import os
-import socket
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
-import msgspec
 import torch
 
 from bundle.errors import KilnError
-from bundle.shortage import find_shortage
+from bundle.host.shortage import find_shortage
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import RankFailed
 from execution.executors.executor import preload as preload_executor
-from execution.failure import Failure
-from execution.ranks.control import (
-    PACKET_SIZE_BYTES,
-    READY,
-    Answer,
-    Done,
-    Launch,
-    Load,
-    Progress,
-    Reply,
-    Request,
-    StageWeights,
-    decode_request,
-    encode,
-)
+from execution.forkserver.worker import Channel, serve_calls
+from execution.ranks.control import Call, Done, Launch, Load, StageWeights, decode_call, decode_launch
 from execution.ranks.rank import Rank
 from targets.registry import find_format
-
-logger = logging.getLogger(__name__)
 
 #: Parameters of glibc's `mallopt`, from malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
@@ -51,25 +34,22 @@ def preload(executable_format: str) -> None:
     preload_executor(executable_format)
 
 
-def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
+def serve_parent(control_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
     """Serves one parent until it hangs up. Ranks that exchange tensors through the host get memory for collectives."""
-    with os.fdopen(launch_fd, "rb") as file:
-        launch = msgspec.json.decode(file.read(), type=Launch)
-    torch.set_num_threads(launch.num_threads)
-    keep_freed_memory()
-    set_environment(launch)
     with ExitStack() as stack:
+        # It closes with the process: a parent that sees its end kills, before the reason for the end has been written.
+        control = Channel(control_fd)
+        launch = control.receive(decode_launch)
+        torch.set_num_threads(launch.num_threads)
+        keep_freed_memory()
+        set_environment(launch)
         communicator = None
         if collective_memory_fd is not None:
             communicator = SharedCommunicator(collective_memory_fd, launch.rank, launch.manifest.tp_degree)
             stack.enter_context(communicator.joined())
         rank = Rank(launch, mmap.mmap(memory_fd, 0), communicator)
-        control = stack.enter_context(socket.socket(fileno=control_fd))
-        control.sendall(encode(Reply(READY, Done())))
-        # Reused, because the kernel would have to map and clear new memory of this size for each packet.
-        packet = memoryview(bytearray(PACKET_SIZE_BYTES))
-        while size := control.recv_into(packet):
-            _serve(rank, decode_request(packet[:size]), control, launch.rank)
+        control.send(Done())
+        serve_calls(control, decode_call, rank.answer, explain=partial(_explain, launch.rank))
 
 
 def set_environment(launch: Launch) -> None:
@@ -93,19 +73,7 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_MAX, 0)
 
 
-def _serve(rank: Rank, request: Request, control: socket.socket, number: int) -> None:
-    def report(part: str) -> None:
-        control.sendall(encode(Reply(request.number, Progress(part=part))))
-
-    answer: Answer
-    try:
-        answer = rank.answer(request.call, report)
-    except KilnError as error:
-        logger.exception("%s failed", type(request.call).__name__)
-        answer = Failure.of(error)
-    except Exception as error:
-        logger.exception("%s failed unexpectedly", type(request.call).__name__)
-        # A step that lacked memory may have left half a write, as any other that failed.
-        shortage = find_shortage(error) if isinstance(request.call, Load | StageWeights) else None
-        answer = Failure.of(shortage or RankFailed(number, type(error).__name__))
-    control.sendall(encode(Reply(request.number, answer)))
+def _explain(rank: int, call: Call, error: Exception) -> KilnError:
+    # A step that lacked memory may have left half a write, as any other that failed.
+    shortage = find_shortage(error) if isinstance(call, Load | StageWeights) else None
+    return shortage or RankFailed(rank, type(error).__name__)

@@ -45,8 +45,6 @@ _DTYPES: Final = {"i": torch.int32, "f": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class _StepViews:
-    """Tensors over the shared memory of one executable's steps; see `StepRegions`."""
-
     inputs: dict[str, Tensor]
     tokens: Tensor
     logprobs: Tensor
@@ -62,8 +60,7 @@ class Rank:
     def __init__(self, launch: Launch, memory: mmap.mmap, communicator: SharedCommunicator | None) -> None:
         """Takes over the step memory. The call `Load` loads the rest.
 
-        Args:
-            communicator: Connects this rank to the others; None if there are none, or their devices do that.
+        There is no communicator if there are no other ranks, or if their devices connect them.
         """
         self._communicator = communicator
         self._launch = launch
@@ -78,11 +75,7 @@ class Rank:
         self._tokens: Tensor | None = None
 
     def answer(self, call: Call, on_loaded: Callable[[str], None]) -> Answer:
-        """Carries out a call and returns its answer.
-
-        Raises:
-            KilnError: The call failed.
-        """
+        """Carries out a call and returns its answer."""
         match call:
             case Load():
                 return self._load(on_loaded)

@@ -70,11 +70,7 @@ class StepLayout:
 
     @classmethod
     def of(cls, manifest: Manifest, *, with_internal: bool = False) -> Self:
-        """Computes the layout for a bundle.
-
-        Args:
-            with_internal: Whether it has room for the internal outputs of every rank.
-        """
+        """Computes the layout for a bundle; `with_internal` makes room for the internal outputs of every rank."""
         end = 0
 
         def place(item_format: Literal["i", "f"], *shape: int) -> Region:
@@ -118,7 +114,6 @@ class StepMemory:
     """The parent's side of the memory. The ranks map `fd`."""
 
     def __init__(self, manifest: Manifest, *, with_internal: bool = False) -> None:
-        """Allocates zeroed memory for the steps of a bundle; see `StepLayout.of`."""
         self._layout = StepLayout.of(manifest, with_internal=with_internal)
         self._max_top_logprobs = max_top_logprobs(manifest)
         self.fd, memory = map_shared("kiln-steps", self._layout.size_bytes)
@@ -130,12 +125,7 @@ class StepMemory:
         self._is_closed = False
 
     def write_inputs(self, step: Step, memory_set: int) -> None:
-        """Writes a step's inputs into a set. No other step of this set may be running. Has no effect once it is closed.
-
-        Raises:
-            ExecutableUnknown: No executable has this tag.
-            StepInvalid: Names, lengths or values do not fit, or the step asks for results that it cannot return.
-        """
+        """Writes a step's inputs into a set that no other step is using. Has no effect once it is closed."""
         if self._is_closed:
             # The ranks have ended, so the caller learns of their end.
             return
@@ -194,11 +184,9 @@ class StepMemory:
         return regions[tag]
 
     def _view(self, region: Region) -> Any:
-        """A memoryview of int or float, as the region says."""
         return self._memory[region.offset : region.end].cast(region.format)
 
     def _copy(self, region: Region) -> memoryview[float]:
-        """A copy of a region of float32, in its shape."""
         return memoryview(bytearray(self._view(region))).cast("f", list(region.shape))
 
     def _read_rows(self, region: Region, num_columns: int) -> list[Any]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from execution.errors import RankHung
-from execution.ranks.control import Load, RunStep, StageWeights, WarmUp
+from execution.ranks.control import Launch, Load, RunStep, StageWeights, WarmUp
 from execution.ranks.handle import RankHandle
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch, is_stopped
 
@@ -22,8 +22,8 @@ HURRY_DIVISOR: Final = 10
 
 #: A rank that computes for a smaller share of the time stands still: threads that only look whether there is work.
 _IDLE_SHARE: Final = 0.01
-#: Calls that may compute for as long as it takes: they read whole files or run every executable.
-_LONG_CALLS: Final = (Load, StageWeights, WarmUp)
+#: Calls that may compute for as long as it takes: they start, read whole files or run every executable.
+_LONG_CALLS: Final = (Launch, Load, StageWeights, WarmUp)
 
 
 class RankWatchdog:
@@ -35,13 +35,7 @@ class RankWatchdog:
     def __init__(
         self, ranks: Sequence[RankHandle], min_step_timeout_s: float, on_hung: Callable[[RankHung], None]
     ) -> None:
-        """Begins to look, from the running event loop.
-
-        Args:
-            ranks: The group's ranks.
-            min_step_timeout_s: See `MIN_STEP_TIMEOUT_S`.
-            on_hung: Called with the reason if a call of a rank takes too long. It ends the group.
-        """
+        """Begins to look, from the running event loop. `on_hung` ends the group if a call of a rank takes too long."""
         self._slowest_step_s = 0.0
         self._ranks = ranks
         self._min_step_timeout_s = min_step_timeout_s
@@ -83,12 +77,12 @@ class RankWatchdog:
         limit_s = max(self._min_step_timeout_s, STEP_FACTOR * self._slowest_step_s)
         if self._num_hurrying and isinstance(call, RunStep):
             limit_s /= HURRY_DIVISOR
-        is_bounded = call is not None and not isinstance(call, _LONG_CALLS)
+        is_bounded = not isinstance(call, _LONG_CALLS)
         is_still = self._stall.still_s >= limit_s
         if is_still or (is_bounded and self._stall.unfinished_s >= BUSY_FACTOR * limit_s):
             self.stop()
             stopped = [rank for rank, pid, _ in waiting if is_stopped(pid)]
             how = "is stopped" if stopped else "computes nothing" if is_still else "computes without end"
-            what = "its start" if call is None else type(call).__name__
+            what = "its start" if isinstance(call, Launch) else type(call).__name__
             rank = stopped[0] if stopped else waiting[0][0]
             self._on_hung(RankHung(rank.rank, what, self._stall.unfinished_s, how))

@@ -18,18 +18,12 @@ class BundleText:
     """Converts prompts to tokens and tokens to text. Whatever it does may take for ever, and any amount of memory."""
 
     def __init__(self, tokenizer: Tokenizer, chat_templates: Mapping[str, ChatTemplate]) -> None:
-        """Takes what has been read; chat templates by name."""
         self.tokenizer = tokenizer
         self._chat_templates = chat_templates
 
     @classmethod
     def load(cls, load: Load) -> BundleText:
-        """Reads the files of a `Load`.
-
-        Raises:
-            ChatTemplateError: A template is not valid Jinja, or asks for a result without bound.
-            ValueError: A file cannot be read.
-        """
+        """Reads the files of a `Load`; raises ValueError if one cannot be read."""
         tokenizer = Tokenizer(Path(load.tokenizer))
         if not load.chat_templates:
             return cls(tokenizer, {})
@@ -45,11 +39,7 @@ class BundleText:
         return self.tokenizer.encode(text, add_special_tokens=True)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        """Returns the token ids of a chat that admission has checked. The template writes the special tokens.
-
-        Raises:
-            ChatTemplateError: The template refused the messages, or failed.
-        """
+        """Returns the token ids of a chat that admission has checked. The template writes the special tokens."""
         name = choose_template(self._chat_templates, prompt.template, has_tools=bool(prompt.tools_json))
         assert name is not None, "a chat needs a template"
         template = self._chat_templates[name]

@@ -30,16 +30,7 @@ class ChatTemplate:
     """A compiled template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compiles a template.
-
-        Args:
-            source: The Jinja source.
-            special_tokens: Variables of the template, such as `bos_token`.
-
-        Raises:
-            ChatTemplateError: The source is not valid Jinja, or nested too deeply.
-            ChatTemplateUnbounded: It has a power.
-        """
+        """Compiles a template. The special tokens are its variables, such as `bos_token`."""
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         try:
@@ -58,16 +49,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> str:
-        """Returns the prompt of a conversation. A template may never end.
+        """Returns the prompt of a conversation, whose turns come oldest first. A template may never end.
 
-        Args:
-            messages: Turns with `role`, `content` and what else transformers gives to templates, oldest first.
-            tools: Tools that the model may call, usually JSON schemas; the template gets None if there are none.
-            add_generation_prompt: Whether the prompt opens the assistant's turn.
-
-        Raises:
-            ChatTemplateError: The template refused the messages, or failed.
-            ChatTemplateUnbounded: It asks for a result without bound.
+        Turns have `role`, `content` and what else transformers gives to templates. Tools are usually JSON schemas; the
+        template gets None if there are none.
         """
         try:
             return self._template.render(

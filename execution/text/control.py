@@ -1,11 +1,7 @@
-"""The messages between a service and its text process: each a length and then MessagePack, over a stream.
-
-The service sends one call and waits for its answer before it sends the next. The first call is `Load`.
-"""
+"""What a service asks of its text process, and what that answers. `Load` comes first."""
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,10 +13,6 @@ from bundle.manifest import Tokens
 from execution.text.prompt import ChatPrompt
 from execution.text.token_table import TokenTable
 
-#: The length of a message, in bytes.
-LENGTH: Final = struct.Struct("<Q")
-#: Size of the longest answer: the table of a million tokens, or the ids of the longest text that memory allows.
-MAX_ANSWER_BYTES: Final = 1 << 28
 _ID_TYPE: Final = "i"
 
 
@@ -96,8 +88,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
     Attributes:
         text: Text that is certain now.
         rest: Text that is still held back: what the sequence ends with if it ends here.
-        window: The detokenizer's window behind the token.
-        num_emitted: Tokens of the window whose text has been emitted.
+        window: The detokenizer's window behind the token, whose first `num_emitted` tokens have been emitted as text.
     """
 
     text: str
@@ -117,8 +108,7 @@ class Loaded(_Message, frozen=True):
 
     Attributes:
         max_token_bytes: The longest spelling of a token in UTF-8; the text of no token is longer.
-        table: Decodes as the tokenizer does; None if no table can.
-        texts: The text of each token alone, if there is no table.
+        table: Decodes as the tokenizer does; None if no table can, and then `texts` has the text of each token alone.
     """
 
     max_token_bytes: int
@@ -163,20 +153,15 @@ class OutOfMemory(_Message, frozen=True):
 
 
 Work = EncodeText | EncodeChat | Decode | DecodeStep
-Call = Load | Work
 Answer = Loaded | Unreadable | Encoded | Decoded | DecodedStep | Refused | OutOfMemory
 
-encode = msgspec.msgpack.Encoder().encode
-decode_call: Callable[[bytes], Call] = msgspec.msgpack.Decoder(Call).decode
+decode_load = msgspec.msgpack.Decoder(Load).decode
+decode_work: Callable[[bytes], Work] = msgspec.msgpack.Decoder(Work).decode
 decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
 
 
 def pack_ids(token_ids: list[int]) -> bytes:
-    """Packs token ids, which are then copied rather than parsed.
-
-    Raises:
-        OverflowError: An id exceeds 32 bits.
-    """
+    """Packs token ids, which are then copied rather than parsed; raises OverflowError if one exceeds 32 bits."""
     return array(_ID_TYPE, token_ids).tobytes()
 
 

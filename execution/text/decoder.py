@@ -17,7 +17,6 @@ class TokenDecoder(ABC):
     """Turns tokens into text."""
 
     def __init__(self) -> None:
-        """Starts with empty caches."""
         #: `decode` of one token.
         self.decode_one = lru_cache(maxsize=_NUM_CACHED)(self._decode_one)
         #: Returns the text of one token alone; special tokens have none.

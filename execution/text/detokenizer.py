@@ -30,13 +30,9 @@ class Detokenizer:
         window: Sequence[int] = (),
         num_emitted: int = 0,
     ) -> None:
-        """Starts a sequence, or goes on with one.
+        """Starts a sequence, or goes on with one whose detokenizer had this `window` and `num_emitted`.
 
-        Args:
-            decode: Turns tokens into text, without special tokens.
-            decode_one: The same for a single token, if the caller has a cache of them.
-            window: `window` of the detokenizer that began the sequence.
-            num_emitted: Its `num_emitted`.
+        Both functions leave special tokens out; a caller with a cache of single tokens gives `decode_one`.
         """
         self._decode = decode
         self._decode_one = decode_one

@@ -1,35 +1,23 @@
-"""Errors of text processes.
-
-KilnError
-└── TextError
-    ├── TextInvalid           a tokenizer or a chat template that cannot be read
-    ├── TextRefused           a prompt that the chat template or the tokenizer refuses
-    ├── TextLimitExceeded     work that reached a limit of the process
-    └── TextProcessLost       a text process that ended by itself
-"""
+"""Errors of text processes."""
 
 from __future__ import annotations
 
-from bundle.errors import KilnError
+from bundle.errors import KilnError, Unsaid
 
 
-class TextError(KilnError):
-    """Root of the errors of text processes."""
-
-    reason = "TEXT_FAILED"
+class TextError(KilnError, reason="TEXT_FAILED"):
+    """Root of the errors of text processes. It has no code, so that each of them states its own."""
 
 
-class TextInvalid(TextError):
+class TextInvalid(TextError, code="FAILED_PRECONDITION"):
     """A tokenizer or a chat template that cannot be read."""
 
-    reason = "TEXT_INVALID"
-
-    def __init__(self, subject: str, detail: str) -> None:
-        self.subject, self.detail = subject, detail
-        super().__init__(f"{subject}: {detail}", subject=subject, detail=detail)
+    message = "{subject}: {detail}"
+    subject: str
+    detail: str
 
 
-class TextRefused(TextError):
+class TextRefused(TextError, code="INVALID_ARGUMENT"):
     """A prompt that the chat template or the tokenizer refuses.
 
     Attributes:
@@ -37,14 +25,12 @@ class TextRefused(TextError):
         is_unbounded: Whether the template asks for a result without bound.
     """
 
-    reason = "TEXT_REFUSED"
-
-    def __init__(self, detail: str, *, is_unbounded: bool = False) -> None:
-        self.detail, self.is_unbounded = detail, is_unbounded
-        super().__init__(detail, detail=detail)
+    message = "{detail}"
+    detail: str
+    is_unbounded: Unsaid[bool] = False
 
 
-class TextLimitExceeded(TextError):
+class TextLimitExceeded(TextError, code="FAILED_PRECONDITION"):
     """Work that reached a limit of the text process: its template or its tokenizer hardly ends, or takes much memory.
 
     Attributes:
@@ -52,17 +38,15 @@ class TextLimitExceeded(TextError):
         limit: The limit, with its unit.
     """
 
-    reason = "TEXT_LIMIT_EXCEEDED"
-
-    def __init__(self, work: str, limit: str) -> None:
-        self.work, self.limit = work, limit
-        super().__init__(f"{work} took more than {limit}", work=work, limit=limit)
+    message = "{work} took more than {limit}"
+    work: str
+    limit: str
 
 
-class TextProcessLost(TextError):
+class TextProcessLost(TextError, code="UNAVAILABLE"):
     """A text process that ended by itself while it worked."""
 
-    reason = "TEXT_PROCESS_LOST"
-
-    def __init__(self, work: str, how: str) -> None:
-        super().__init__(f"the text process ended while it was {work}: {how}", retry_after_s=1.0, work=work, how=how)
+    message = "the text process ended while it was {work}: {how}"
+    retry_after_s = 1.0
+    work: str
+    how: str

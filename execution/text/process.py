@@ -7,19 +7,18 @@ written runs in it, so it trusts nothing that it computes: its parent reads answ
 from __future__ import annotations
 
 import os
-import socket
+from functools import partial
 from importlib import import_module
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
-from bundle.confinement import TEXT, confine, measure_data
+from bundle.host.confinement import TEXT, confine, measure_data
+from execution.forkserver.worker import Channel, ProgressSink, serve_calls
 from execution.text.bundle_text import BundleText
 from execution.text.chat_template import ChatTemplateError, ChatTemplateUnbounded
 from execution.text.control import (
-    LENGTH,
     Answer,
-    Call,
     Decode,
     Decoded,
     DecodedStep,
@@ -33,8 +32,8 @@ from execution.text.control import (
     Refused,
     Unreadable,
     Work,
-    decode_call,
-    encode,
+    decode_load,
+    decode_work,
     pack_ids,
     unpack_ids,
 )
@@ -50,45 +49,16 @@ def preload() -> None:
 
 
 def serve_parent(max_memory_bytes: int, control_fd: int) -> None:
-    """Serves one parent until it hangs up.
-
-    Args:
-        max_memory_bytes: Memory that the process may take beyond what it begins with.
-        control_fd: Socket of the calls.
-    """
+    """Serves one parent until it hangs up. Takes at most `max_memory_bytes` beyond what the process begins with."""
     # Threads would hide what a call costs.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _limit_memory(max_memory_bytes)
-    with (
-        socket.socket(fileno=control_fd) as control,
-        control.makefile("rb") as calls,
-        control.makefile("wb") as answers,
-    ):
-        text: BundleText | None = None
-        while (call := _receive(calls)) is not None:
-            if isinstance(call, Load):
-                text, answer = _load(call)
-            else:
-                assert text is not None, "a parent loads first"
-                answer = _answer(text, call)
-            packet = encode(answer)
-            answers.write(LENGTH.pack(len(packet)))
-            answers.write(packet)
-            answers.flush()
-
-
-def _limit_memory(max_memory_bytes: int) -> None:
     # Data memory is what allocations take; the address space would count what the forkserver has mapped, too.
     confine(msgspec.structs.replace(TEXT, data_bytes=measure_data() + max_memory_bytes))
-
-
-def _receive(calls: IO[bytes]) -> Call | None:
-    """Returns the next call; None once the parent has hung up."""
-    header = calls.read(LENGTH.size)
-    if len(header) < LENGTH.size:
-        return None
-    (size,) = LENGTH.unpack(header)
-    return decode_call(calls.read(size))
+    with Channel(control_fd) as control:
+        text, answer = _load(control.receive(decode_load))
+        control.send(answer)
+        if text is not None:
+            serve_calls(control, decode_work, partial(_answer, text))
 
 
 def _load(load: Load) -> tuple[BundleText | None, Answer]:
@@ -107,7 +77,7 @@ def _load(load: Load) -> tuple[BundleText | None, Answer]:
         return None, Unreadable(subject="tokenizer", detail=_describe(error))
 
 
-def _answer(text: BundleText, work: Work) -> Answer:
+def _answer(text: BundleText, work: Work, _report: ProgressSink) -> Answer:
     try:
         return _do(text, work)
     except ChatTemplateError as error:

@@ -58,8 +58,7 @@ class ChatMessage:
     def for_template(self, *, takes_parts: bool) -> dict[str, Any]:
         """Returns the turn as transformers' templates expect it. What is unset is absent, apart from the content.
 
-        Args:
-            takes_parts: Whether the template loops over parts; if not, it gets their texts, a line break between them.
+        A template that does not loop over parts gets their texts, a line break between them.
         """
         message: dict[str, Any] = {"role": self.role, "content": self._content_for_template(takes_parts)}
         if self.tool_calls:

@@ -49,7 +49,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"**", "*", "%"})
 
     def __init__(self, **options: Any) -> None:
-        """Takes the options of `jinja2.Environment`."""
         super().__init__(**options)
         for name in _WIDTH_FILTERS:
             self.filters[name] = bound_numbers(name, self.filters[name], num_values=1)
@@ -106,10 +105,7 @@ class _BoundedEscapeFormatter(_BoundedFormatter, SandboxedEscapeFormatter):
 def bound_numbers(name: str, function: Callable[..., Any], num_values: int = 0) -> Callable[..., Any]:
     """Returns a function that refuses integers beyond `MAX_WIDTH`, and else calls `function`.
 
-    Args:
-        name: How templates call it.
-        function: What takes a width, or another number that says how much it makes.
-        num_values: Its first arguments that say no such thing: 1 for a filter, which gets what it is applied to.
+    Its first `num_values` arguments say nothing of how much it makes: 1 for a filter, which gets what it is applied to.
     """
 
     @wraps(function)
@@ -123,11 +119,7 @@ def bound_numbers(name: str, function: Callable[..., Any], num_values: int = 0) 
 
 
 def check_time_format(template: str) -> None:
-    """Checks a format of `strftime`.
-
-    Raises:
-        TemplateUnbounded: It asks for a large width.
-    """
+    """Checks a format of `strftime`."""
     _check_format(_LARGE_CONVERSION, template)
 
 

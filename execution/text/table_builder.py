@@ -32,7 +32,6 @@ def build_table(tokenizer: tokenizers.Tokenizer) -> TokenTable | None:
 
 
 def _list_steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the steps of a decoder as tokenizer.json describes it."""
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for nested in decoder["decoders"] for step in _list_steps(nested)]
@@ -81,7 +80,6 @@ def _make_replace(step: Mapping[str, Any]) -> decoders.Replace:
 
 
 def _fallback_byte(token: str) -> bytes | None:
-    """Returns the byte that a token such as `<0x0A>` spells; None if it spells none."""
     found = _FALLBACK_BYTE.fullmatch(token)
     return None if found is None else bytes([int(found[1], 16)])
 
@@ -102,7 +100,6 @@ def _spelt_bytes(text: str, byte_of: Mapping[str, int]) -> bytes:
 
 
 def _agrees(table: TokenTable, tokenizer: tokenizers.Tokenizer) -> bool:
-    """Tells whether a table decodes a sample of sequences as its tokenizer does."""
     chosen, decoder, ids = random.Random(0), make_decoder(table), range(len(table.tokens))
     # Rare among all tokens, and what decoders treat each in its own way.
     rare = [*table.special_ids, *table.byte_ids] or ids

@@ -23,9 +23,7 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True):
             in `byte_ids`, which are single bytes.
         tokens: Bytes by token id; None for an id that has no token.
         special_ids: Tokens that decoding leaves out if it skips special tokens.
-        byte_ids: Tokens of the kind `byte_fallback` that are single bytes.
-        stripped: A character that is stripped from the beginning of a text.
-        max_stripped: How often at most.
+        stripped: A character that is stripped from the beginning of a text, at most `max_stripped` times.
     """
 
     kind: Literal["byte_level", "byte_fallback"]

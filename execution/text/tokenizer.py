@@ -21,12 +21,7 @@ class Tokenizer(TokenDecoder):
     """Converts text to tokens and back, as a `tokenizer.json` defines."""
 
     def __init__(self, path: Path) -> None:
-        """Reads a `tokenizer.json`.
-
-        Raises:
-            ValueError: The library cannot read the file; the message says why.
-            MemoryError: It needs more memory than this process may have.
-        """
+        """Reads a `tokenizer.json`; raises ValueError with a reason, or MemoryError if it needs too much memory."""
         super().__init__()
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -41,12 +36,7 @@ class Tokenizer(TokenDecoder):
         self.max_token_bytes = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=0)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Returns the token ids of a text. Takes half a second for each million characters, or for ever.
-
-        Args:
-            text: Any text.
-            add_special_tokens: Whether the tokenizer adds its special tokens, such as a begin-of-sequence token.
-        """
+        """Returns the token ids of a text. Takes half a second for each million characters, or for ever."""
         # `encode` and other batches keep offsets, which take much memory.
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
@@ -72,8 +62,7 @@ class Tokenizer(TokenDecoder):
 def read_special_tokens(path: Path) -> dict[str, str]:
     """Reads the special tokens of a `tokenizer_config.json`, by their names in chat templates, such as `bos_token`.
 
-    Raises:
-        ValueError: The file holds no JSON object.
+    Raises ValueError if the file holds no JSON object.
     """
     config: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     texts = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}

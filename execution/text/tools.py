@@ -12,9 +12,8 @@ ACCEPTED_OBJECT: Final = "one JSON object"
 def parse_object(text: str) -> dict[str, Any]:
     """Reads a JSON object; keeps the order of keys and exact integers.
 
-    Raises:
-        ValueError: The text is no JSON object, or JSON cannot write the object again: it is nested too deeply, or has
-            numbers out of range or halves of surrogate pairs.
+    Raises ValueError if the text is no JSON object, or JSON cannot write the object again: it is nested too deeply, or
+    has numbers out of range or halves of surrogate pairs.
     """
     try:
         value = json.loads(text)

@@ -8,14 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bundle.catalog import list_bundles
 from bundle.errors import BundleNotFound, LayoutInvalid
-from bundle.layout import Layout
-from bundle.oci import MANIFEST_TITLE
-from bundle.reader import Bundle, open_bundle
-from bundle.reading import reading
+from bundle.host.reading import reading
 from bundle.reference import Reference
-from bundle.verification import BlobVerifier
+from bundle.store.catalog import list_bundles
+from bundle.store.layout import Layout
+from bundle.store.oci import MANIFEST_TITLE
+from bundle.store.reader import Bundle, open_bundle
+from bundle.store.verification import BlobVerifier
 from runtime_svc.bundles.unpacked import digest_unpacked, open_unpacked
 
 _MARKER: Final = "oci-layout"
@@ -25,31 +25,18 @@ class BundleDirectory:
     """Finds bundles by the tags of layouts and the names of unpacked bundles, which may change at any time."""
 
     def __init__(self, root: Path) -> None:
-        """Takes a layout or an unpacked bundle, or a directory whose sub-directories are such.
-
-        Raises:
-            LayoutInvalid: `root` is no directory.
-        """
         if not root.is_dir():
             raise LayoutInvalid(str(root), "no directory")
         self._root = root
 
     def list_layouts(self) -> Iterator[Layout]:
-        """Yields the layouts that are there now, by name.
-
-        Raises:
-            LayoutInvalid: A layout is of another version, or the directory cannot be read.
-        """
+        """Yields the layouts that are there now, by name."""
         for folder in self._list_folders():
             if _has(folder, _MARKER):
                 yield Layout(folder)
 
     def list_unpacked(self) -> Iterator[Path]:
-        """Yields the folders of the unpacked bundles that are there now, by name; the name of a folder is its tag.
-
-        Raises:
-            LayoutInvalid: The directory cannot be read.
-        """
+        """Yields the folders of the unpacked bundles that are there now, by name; the name of a folder is its tag."""
         for folder in self._list_folders():
             if _has(folder, MANIFEST_TITLE) and not _has(folder, _MARKER):
                 yield folder
@@ -58,15 +45,8 @@ class BundleDirectory:
         """Returns the digest that a reference by name has in the first layout, or else in the unpacked bundles.
 
         `Reference.tag` is the tag of a version or an alias. `NAME` alone is the newest version, or else the tag of that
-        name.
-
-        Returns:
-            The digest, and the newest version `NAME:vN` that a tag gives the same bundle, empty without one; None if
-            nothing has the reference.
-
-        Raises:
-            LayoutInvalid: A layout is broken.
-            ManifestInvalid: A manifest is too large.
+        name. With the digest comes the newest version `NAME:vN` that a tag gives the same bundle, empty without one.
+        Returns None if nothing has the reference.
         """
         for layout in self.list_layouts():
             digests = {tag: bundle.digest for bundle in list_bundles(layout) for tag in bundle.tags}
@@ -79,13 +59,7 @@ class BundleDirectory:
         return None if name is None else (digest_unpacked(folders[name]), _name_version([name], reference))
 
     def open(self, digest: str, verifier: BlobVerifier) -> Bundle:
-        """Opens the bundle of a digest.
-
-        Raises:
-            BundleNotFound: Nothing here has the digest.
-            BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported, LayoutInvalid: See `open_bundle`,
-                `open_unpacked`.
-        """
+        """Opens the bundle of a digest."""
         for layout in self.list_layouts():
             with suppress(BundleNotFound):
                 return open_bundle(layout, digest)
@@ -126,6 +100,5 @@ def _name_version(tags: Collection[str], reference: Reference) -> str:
 
 
 def _list_versions(tags: Collection[str], reference: Reference) -> dict[int, str]:
-    """Maps the numbers of the versions of a name to their tags."""
     pattern = re.compile(f"{re.escape(str(reference.name))}-v([0-9]+)")
     return {int(match[1]): tag for tag in tags if (match := pattern.fullmatch(tag))}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from bundle.errors import BundleNotFound, KilnError
+from runtime_svc.bundles.source import BundleSource
 
 _log = structlog.get_logger("leases")
 
@@ -19,37 +20,19 @@ RENEW_S: Final = 3600.0
 RETRY_S: Final = 15.0
 
 
-class LeaseSource(Protocol):
-    """The part of a bundle service that leases; see `BundleSource`."""
-
-    async def lease(self, digest: str, holder: str, duration_s: float) -> None:
-        """Takes or renews a lease."""
-
-    async def release(self, digest: str, holder: str) -> None:
-        """Gives a lease back."""
-
-
 class LeaseKeeper:
     """Takes, renews and gives back leases. While the bundle service does not answer, it retries in the background."""
 
     def __init__(
         self,
-        source: LeaseSource,
+        source: BundleSource,
         holder: str,
         digests: Callable[[], set[str]],
         *,
         renew_s: float = RENEW_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        """Takes no lease before `run`.
-
-        Args:
-            source: The bundle service.
-            holder: Name of this runtime.
-            digests: Returns the digests of the bundles in use.
-            renew_s: Age at which a lease is renewed.
-            retry_s: Pause after a failed call.
-        """
+        """Takes no lease before `run`, which pauses for `retry_s` after a failed call."""
         self._source = source
         self._holder = holder
         self._digests = digests

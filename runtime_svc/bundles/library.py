@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
-from bundle.layout import Layout
-from bundle.oci import BlobDescriptor
-from bundle.reader import Bundle, open_bundle
 from bundle.reference import parse_reference
-from bundle.verification import BlobVerifier
-from bundle.writer import register_bundle
+from bundle.store.layout import Layout
+from bundle.store.oci import BlobDescriptor
+from bundle.store.reader import Bundle, open_bundle
+from bundle.store.verification import BlobVerifier
+from bundle.store.writer import register_bundle
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.private_files import PrivateFiles
 from runtime_svc.bundles.source import BundleSource, ResolvedBundle
@@ -43,7 +43,6 @@ class BundleLibrary:
                 Only read.
             store_root: The bundle service's own layout if it is on this host; only read. It may not exist so far.
             cache: Layout for fetched blobs and private copies; only this runtime writes it.
-            verifier: Remembers the files that it has verified.
         """
         self._source = source
         self._directories = tuple(directories)
@@ -52,15 +51,7 @@ class BundleLibrary:
         self._verifier = verifier
 
     async def resolve(self, ref: str) -> ResolvedBundle:
-        """Resolves a reference.
-
-        Needs no bundle service if the reference is the digest of a local bundle, or if a directory knows it.
-
-        Raises:
-            RefInvalid: `ref` is malformed.
-            LayoutInvalid: A layout is broken.
-            BundleNotFound, BundleSourceUnavailable, ManifestInvalid, AbiUnsupported: See `BundleSource.resolve`.
-        """
+        """Resolves a reference; asks no bundle service for the digest of a local bundle, or what a directory knows."""
         local = await asyncio.to_thread(self._resolve_local, ref)
         if local is not None:
             return local
@@ -69,17 +60,7 @@ class BundleLibrary:
         return await self._source.resolve(ref)
 
     async def fetch(self, resolved: ResolvedBundle, progress: ByteProgress) -> Bundle:
-        """Opens a bundle that a local layout holds; otherwise fetches its missing blobs into the cache first.
-
-        Returns:
-            The bundle, whose `layout` is `PrivateFiles`.
-
-        Raises:
-            BlobCorrupt: The source sent bytes that do not match the blob's digest or size.
-            ManifestInvalid: The manifest that the source described is not the bundle's.
-            BlobNotFound, BundleSourceUnavailable: See `BundleSource.read_blob`.
-            BundleNotFound: No layout holds the bundle, and there is no source.
-        """
+        """Opens a bundle that a local layout holds; otherwise fetches its missing blobs into the cache first."""
         bundle = await asyncio.to_thread(self._open_local, resolved.digest)
         if bundle is None:
             if self._source is None:
@@ -92,12 +73,7 @@ class BundleLibrary:
         return dataclasses.replace(bundle, layout=PrivateFiles(bundle.layout, self._cache, self._verifier))
 
     async def verify(self, bundle: Bundle, progress: ByteProgress | None = None) -> None:
-        """Verifies every blob of a bundle, in a thread, and copies those that other users may change.
-
-        Raises:
-            BlobCorrupt, BlobNotFound: See `Bundle.verify`.
-            BlobExposed, ResourcesShort: See `PrivateFiles.secure`.
-        """
+        """Verifies every blob of a bundle, in a thread, and copies those that other users may change."""
         loop = asyncio.get_running_loop()
         done_bytes = 0
 

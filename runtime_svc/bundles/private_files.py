@@ -8,15 +8,15 @@ from typing import Final
 
 import structlog
 
-from bundle.blob_writer import StoredBlob
 from bundle.errors import BlobNotFound
-from bundle.exposure import FileStamp, describe_exposure
-from bundle.layout import Layout
-from bundle.oci import BlobDescriptor
-from bundle.reader import BlobFiles
-from bundle.reading import open_regular, reading
-from bundle.shortage import name_shortage
-from bundle.verification import BlobVerifier
+from bundle.host.exposure import FileStamp, describe_exposure
+from bundle.host.reading import open_regular, reading
+from bundle.host.shortage import name_shortage
+from bundle.store.blob_writer import StoredBlob
+from bundle.store.layout import Layout
+from bundle.store.oci import BlobDescriptor
+from bundle.store.reader import BlobFiles
+from bundle.store.verification import BlobVerifier
 from runtime_svc.bundles.errors import BlobExposed
 
 _CHUNK_SIZE_BYTES: Final = 1 << 20
@@ -25,18 +25,12 @@ _log = structlog.get_logger("bundles")
 
 
 class PrivateFiles:
-    """The files of a bundle: its own, or copies in the cache of those that other users may change.
-
-    See `bundle.reader.BlobFiles`.
-    """
+    """The `BlobFiles` of a bundle: its own, or copies in the cache of those that other users may change."""
 
     def __init__(self, files: BlobFiles, cache: Layout, verifier: BlobVerifier) -> None:
-        """Copies nothing before `secure`.
+        """Copies nothing before `secure`. Only this runtime writes `cache`.
 
-        Args:
-            files: Where the bundle was found.
-            cache: Layout for copies; only this runtime writes it.
-            verifier: Gets the digests of copies, which are hashed while they are written.
+        `verifier` gets the digests of copies, which are hashed while they are written.
         """
         self._files = files
         self._cache = cache
@@ -48,24 +42,13 @@ class PrivateFiles:
         return self._files.stored(digest)
 
     def blob_path(self, digest: str) -> Path:
-        """Returns the path of a blob: that of its copy, if `secure` has made one.
-
-        Raises:
-            BlobNotFound: The files have no such blob (any more).
-        """
+        """Returns the path of a blob: that of its copy, if `secure` has made one."""
         if digest in self._secured:
             return self._secured[digest][0]
         return self._files.blob_path(digest)
 
     def secure(self, blob: BlobDescriptor) -> None:
-        """Copies a blob into the cache if other users may change its file. The caller verifies it afterwards.
-
-        Raises:
-            BlobExposed: They may, and it cannot be copied.
-            BlobCorrupt: It is not what its digest says.
-            BlobNotFound: The files have no such blob.
-            ResourcesShort: The cache's disk is full.
-        """
+        """Copies a blob into the cache if other users may change its file. The caller verifies it afterwards."""
         # It may just have been removed.
         with reading(lambda _: BlobNotFound(blob.digest)):
             path = self._files.blob_path(blob.digest)

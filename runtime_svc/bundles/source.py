@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bundle.manifest import Manifest
-from bundle.oci import BlobDescriptor
+from bundle.store.oci import BlobDescriptor
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBundle:
     """The bundle that a reference names now.
 
-    Attributes:
-        ref: The reference, as the caller gave it.
-        digest: Digest of the bundle.
-        manifest: The manifest as the source describes it, for early refusals; not verified against the digest.
-        blobs: Every blob of the bundle, the manifests included.
-        version: The version that the reference names, `NAME:vN`; empty if the source knows none.
+    The manifest is as the source describes it, for early refusals: it is not verified against the digest. The blobs
+    include the manifests. `version` is `NAME:vN`; empty if the source knows none.
     """
 
     ref: str

@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bundle.blob_writer import StoredBlob
 from bundle.consistency import check_consistency
 from bundle.digest import sha256_bytes
 from bundle.errors import BlobNotFound, BundleNotFound, ManifestInvalid
+from bundle.host.reading import open_regular, reading
 from bundle.manifest import parse_manifest
-from bundle.oci import (
+from bundle.store.blob_writer import StoredBlob
+from bundle.store.oci import (
     BUNDLE_TYPE,
     IMAGE_MANIFEST_TYPE,
     MANIFEST_TITLE,
@@ -28,9 +29,8 @@ from bundle.oci import (
     BlobDescriptor,
     ImageManifest,
 )
-from bundle.reader import MAX_MANIFEST_BYTES, Bundle, check_layers
-from bundle.reading import open_regular, reading
-from bundle.verification import BlobVerifier
+from bundle.store.reader import MAX_MANIFEST_BYTES, Bundle, check_layers
+from bundle.store.verification import BlobVerifier
 
 #: The media types of layers are in the image manifest, which such a folder lacks. A runtime does not need them.
 _UNKNOWN_TYPE: Final = "application/octet-stream"
@@ -57,23 +57,12 @@ class UnpackedFiles:
 
 
 def digest_unpacked(folder: Path) -> str:
-    """Returns the digest of an unpacked bundle.
-
-    Raises:
-        BundleNotFound: The folder has no `manifest.json` that is a readable regular file.
-        ManifestInvalid: It is too large.
-    """
+    """Returns the digest of an unpacked bundle."""
     return sha256_bytes(_read_manifest(folder))
 
 
 def open_unpacked(folder: Path, verifier: BlobVerifier) -> Bundle:
-    """Opens an unpacked bundle. The verifier remembers the digests of its files, which are hashed the first time.
-
-    Raises:
-        BundleNotFound: The folder has no `manifest.json` that is a readable regular file, or changes meanwhile.
-        BlobNotFound: No file has the bytes of a blob that the manifest names: it is missing or corrupt.
-        ManifestInvalid, AbiUnsupported: See `parse_manifest`.
-    """
+    """Opens an unpacked bundle. The verifier remembers the digests of its files, which are hashed the first time."""
     data = _read_manifest(folder)
     digest = sha256_bytes(data)
     manifest = parse_manifest(data, digest=digest)

@@ -1,9 +1,5 @@
-"""Renders the safetensors file of one capture: a tensor `STEP.INPUT` for each input, and metadata about the steps.
+"""Renders the safetensors file of one capture: a tensor `STEP.INPUT` for each input, and metadata as text:
 
-Metadata (every value is text):
-
-format                  kiln.inputs.v1
-deployment_id, bundle, request_id
 first_step, num_steps   the steps that the request asked for
 captured_steps          number of steps in the file, from first_step on
 dropped_steps           number of steps left out because the file would have become too large
@@ -21,23 +17,16 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
+from bundle.abi.tensor import DTYPES
 from runtime_svc.engine.capture import InputCapture
 
 FORMAT: Final = "kiln.inputs.v1"
 
-_DTYPES: Final = {"int32": "I32", "float32": "F32"}
 _ALIGNMENT_BYTES: Final = 8
 
 
 def render_capture(capture: InputCapture, *, deployment_id: str, bundle: str, request_id: str) -> Iterator[bytes]:
-    """Yields the file in pieces. Equal captures give equal bytes.
-
-    Args:
-        capture: The capture of a request that has ended.
-        deployment_id: The deployment that ran the request.
-        bundle: Digest of the bundle whose executables ran.
-        request_id: Id of the request.
-    """
+    """Yields the file in pieces. Equal captures give equal bytes."""
     metadata = {
         "format": FORMAT,
         "deployment_id": deployment_id,
@@ -58,7 +47,7 @@ def render_capture(capture: InputCapture, *, deployment_id: str, bundle: str, re
         for one in step.inputs:
             end = offset + len(one.data)
             header[f"{step.index}.{one.spec.name}"] = {
-                "dtype": _DTYPES[one.spec.dtype],
+                "dtype": DTYPES[one.spec.dtype].safetensors,
                 "shape": one.spec.shape,
                 "data_offsets": (offset, end),
             }

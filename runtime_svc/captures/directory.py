@@ -22,14 +22,14 @@ import msgspec
 import structlog
 
 from bundle.errors import KilnError, ResourcesShort
-from bundle.file_modes import make_private_directory
-from bundle.shortage import name_shortage, outlast_shortages
+from bundle.host.file_modes import make_private_directory
+from bundle.host.shortage import name_shortage, outlast_shortages
 from edge.supervision import begin_task
 from runtime_svc.captures.capture_file import render_capture
-from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import InputCapture
 from runtime_svc.engine.events import Event, Finished
 from runtime_svc.engine.streams import MergedStream, OutputStream
+from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 
 #: How many requests may capture at once, from admission until the file is written.
 MAX_CAPTURES: Final = 16
@@ -57,10 +57,7 @@ class CaptureDirectory:
     """The directory of captures. Files are `DEPLOYMENT/REQUEST.safetensors`, readable by their owner only."""
 
     def __init__(self, root: Path) -> None:
-        """Takes the directory's absolute path, and removes the unfinished files of a killed runtime from it.
-
-        The first capture makes the directory.
-        """
+        """Removes a killed runtime's unfinished files from `root`, an absolute path; the first capture makes it."""
         self._root = root
         _sweep_unfinished(root)
         # One write at a time, so that a later request with the same id replaces the file of an earlier one.
@@ -73,17 +70,7 @@ class CaptureDirectory:
     ) -> PendingCapture:
         """Reserves a capture and checks that its file can be written, before the request computes a step.
 
-        Args:
-            inputs: The capture that the request's steps will fill.
-            deployment_id: The deployment that runs the request.
-            bundle: Digest of the deployment's bundle.
-            request_id: Any id that a client chose; see `file_name`.
-            owner: Whose request it is, see `Principal.key`: no file replaces another owner's.
-
-        Raises:
-            TooManyCaptures: MAX_CAPTURES requests capture already.
-            CaptureUnwritable: The disk does not take the file.
-            ResourcesShort: The host has no room for the file.
+        Clients choose any `request_id`, see `file_name`. No file replaces one of another `owner`, see `Principal.key`.
         """
         if self._num_open >= MAX_CAPTURES:
             raise TooManyCaptures(MAX_CAPTURES, RETRY_AFTER_S)
@@ -101,7 +88,7 @@ class CaptureDirectory:
         except BaseException:
             self._num_open -= 1
             raise
-        return PendingCapture(self, inputs, path, deployment_id=deployment_id, bundle=bundle, request_id=request_id)
+        return PendingCapture(self, inputs, path, deployment_id, bundle, request_id)
 
     def start(self, pending: PendingCapture) -> asyncio.Task[CaptureOutcome]:
         """Starts to write a capture; see `PendingCapture.write`."""
@@ -134,38 +121,28 @@ class CaptureDirectory:
         await asyncio.get_running_loop().run_in_executor(self._disk, function, *arguments)  # type: ignore[arg-type]
 
 
+@dataclass(eq=False, slots=True)
 class PendingCapture:
     """One capture from its admission to its file. The caller ends it with `write` or `cancel`."""
 
-    def __init__(
-        self,
-        directory: CaptureDirectory,
-        inputs: InputCapture,
-        path: Path,
-        *,
-        deployment_id: str,
-        bundle: str,
-        request_id: str,
-    ) -> None:
-        """See `CaptureDirectory.begin`."""
-        self.inputs = inputs
-        self.path = path
-        self.request_id = request_id
-        self._directory = directory
-        self._deployment_id = deployment_id
-        self._bundle = bundle
-        self._task: asyncio.Task[CaptureOutcome] | None = None
+    directory: CaptureDirectory
+    inputs: InputCapture
+    path: Path
+    deployment_id: str
+    bundle: str
+    request_id: str
+    _task: asyncio.Task[CaptureOutcome] | None = None
 
     def render(self) -> Iterable[bytes]:
         """Returns the file's bytes in pieces."""
         return render_capture(
-            self.inputs, deployment_id=self._deployment_id, bundle=self._bundle, request_id=self.request_id
+            self.inputs, deployment_id=self.deployment_id, bundle=self.bundle, request_id=self.request_id
         )
 
     def cancel(self) -> None:
         """Gives the capture up before a step has run; no file is written."""
         assert self._task is None, "it is being written"
-        self._directory.release()
+        self.directory.release()
 
     def write(self) -> asyncio.Task[CaptureOutcome]:
         """Writes the file in a thread, once the request has ended. Later calls return the same task.
@@ -173,18 +150,14 @@ class PendingCapture:
         The task ends with an outcome, never with an error, and goes on if no caller waits for it.
         """
         if self._task is None:
-            self._task = self._directory.start(self)
+            self._task = self.directory.start(self)
         return self._task
 
 
 class CapturingStream:
-    """An `OutputStream` whose terminal event names the file of captured inputs, or the error that prevented it.
-
-    The terminal event therefore comes once the file is written.
-    """
+    """An `OutputStream` whose terminal event waits for the file of captured inputs, and names it or the error."""
 
     def __init__(self, stream: OutputStream | MergedStream, pending: PendingCapture) -> None:
-        """Becomes the only reader of `stream`."""
         self._stream = stream
         self._pending = pending
 

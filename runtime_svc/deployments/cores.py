@@ -31,12 +31,7 @@ class CorePool:
     """Cores 0 to `num_cores - 1`, each held by one holder, a deployment, at most."""
 
     def __init__(self, num_cores: int, *, in_runs: bool = False) -> None:
-        """Starts with all cores free.
-
-        Args:
-            num_cores: Logical cores of the host.
-            in_runs: Whether the cores of a deployment must follow each other.
-        """
+        """Starts with all cores free; with `in_runs`, the cores of a deployment must follow each other."""
         self.num_cores = num_cores
         self._in_runs = in_runs
         self._holders: dict[int, str] = {}
@@ -66,11 +61,7 @@ class CorePool:
         self._broken.add(core)
 
     def require_working(self, cores: Sequence[int]) -> None:
-        """Checks that cores which a deployment holds can run its ranks.
-
-        Raises:
-            CoresUnavailable: One of them needs a reset.
-        """
+        """Checks that cores which a deployment holds can run its ranks."""
         broken = sorted(self._broken & set(cores))
         if broken:
             wanted = f"cores {', '.join(map(str, broken))} need a reset of the device, and a restart of the runtime"
@@ -85,19 +76,9 @@ class CorePool:
     def reserve(
         self, holder: str, num_ranks: int, wanted: Sequence[int], preferred: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """Takes one core for each rank.
+        """Takes one core for each rank: the wanted ones, or else the preferred ones if all of them are free.
 
-        Args:
-            holder: Id of the deployment that takes them.
-            num_ranks: Ranks of the bundle.
-            wanted: The cores to take; empty takes the lowest free run, or the lowest free cores if no run is long
-                enough and the pool does not ask for one.
-            preferred: Cores to take if `wanted` is empty and all of them are free.
-
-        Raises:
-            RequestInvalid: `wanted` has another length, a core twice, or cores that do not follow each other in a pool
-                that asks for it.
-            CoresUnavailable: A wanted core does not exist or is held, or too few are free.
+        Otherwise it takes the lowest free run, or the lowest free cores if no run is long enough and none is required.
         """
         if wanted and not self._suits(wanted, num_ranks):
             kind = "cores that follow each other, ascending" if self._in_runs else "different cores"

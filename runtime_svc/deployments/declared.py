@@ -1,12 +1,4 @@
-"""The deployments file, which declares deployments.
-
-- id: chat
-  ref: story@prod
-  cores: [0, 1]          # default: placed by the runtime
-  threads_per_core: 2    # default: the runtime's
-  follow_alias: true     # default: false
-  target_inter_token_latency: 0.2    # seconds; default: the runtime's
-"""
+"""The deployments file, which declares deployments; docs/operations/deploy.md has an example."""
 
 from __future__ import annotations
 
@@ -18,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from bundle.errors import FieldViolation
-from bundle.reading import reading
+from bundle.host.reading import reading
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.errors import DeploymentsFileInvalid
 from runtime_svc.deployments.names import spec_violations
@@ -30,11 +22,7 @@ _FIELDS: Final = ("id", "ref", "cores", "threads_per_core", "follow_alias", "tar
 
 
 def read_deployments(path: Path) -> tuple[DeploymentSpec, ...]:
-    """Reads a deployments file, YAML or JSON.
-
-    Raises:
-        DeploymentsFileInvalid: The file cannot be read, or an entry is invalid; names every mistake.
-    """
+    """Reads a deployments file, YAML or JSON."""
 
     def refuse(detail: str) -> DeploymentsFileInvalid:
         return DeploymentsFileInvalid(str(path), [FieldViolation("file", detail, "a file")])
@@ -60,11 +48,6 @@ class _StrictLoader(yaml.SafeLoader):
     """Refuses a mapping that has a key twice; YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Builds the mapping of a node.
-
-        Raises:
-            ConstructorError: A key comes twice.
-        """
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key, count in Counter(keys).items():
             if count > 1:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from bundle.errors import FieldViolation, KilnError
 from execution.text.errors import TextLimitExceeded, TextRefused
 from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, prompt_size
-from runtime_svc.admission import (
+from runtime_svc.admission.calls import (
     GenerationCall,
     admit,
     check_call,
@@ -23,23 +23,21 @@ from runtime_svc.admission import (
     check_token_ids,
     prompt_field,
 )
+from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
-from runtime_svc.deployments.core_memory import CoreMemory
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
 from runtime_svc.deployments.followed import FollowedVersion
-from runtime_svc.deployments.memory import MemoryNeed
+from runtime_svc.deployments.memory import CoreMemory, MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
-from runtime_svc.engine.engine import Engine
+from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.request import Request
-from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, PromptLimitExceeded, RequestInvalid
-from runtime_svc.request_limits import RequestLimits
 from runtime_svc.text.codec import TextCodec
-from runtime_svc.text.workers import TextWorkers
+from runtime_svc.text.text_queue import TextWorkers
 
 ConvertedT = TypeVar("ConvertedT")
 
@@ -86,7 +84,6 @@ class Deployment:
     """One deployment. The registry moves it through its states."""
 
     def __init__(self, spec: DeploymentSpec, origin: Origin, defaults: DeploymentDefaults) -> None:
-        """Begins as LOADING, with nothing found or reserved yet."""
         self.spec = spec
         self.origin = origin
         self.threads_per_core = spec.threads_per_core or defaults.threads_per_core
@@ -261,13 +258,9 @@ class Deployment:
         self._tell_state()
 
     def require_serving(self, *, while_recovering: bool = True) -> Serving:
-        """Returns the parts that it serves with.
+        """Returns the parts that it serves with; with `while_recovering`, also while ranks restart.
 
-        Args:
-            while_recovering: Whether to return them while ranks restart: requests may queue then, other calls must not.
-
-        Raises:
-            DeploymentNotReady: The deployment does not serve now.
+        Requests may queue then, other calls must not.
         """
         states = {DeploymentState.READY} | ({DeploymentState.RECOVERING} if while_recovering else set())
         if self._serving is None or self.state not in states or not self.weight_epoch:
@@ -275,26 +268,13 @@ class Deployment:
         return self._serving
 
     def require_loaded(self) -> Serving:
-        """Returns the parts that it serves with, even if it awaits its first weights.
-
-        Raises:
-            DeploymentNotReady: The deployment is not loaded, or its ranks restart.
-        """
+        """Returns the parts that it serves with, even if it awaits its first weights."""
         if self._serving is None or self.state not in {DeploymentState.READY, DeploymentState.AWAITING_WEIGHTS}:
             raise self._not_ready()
         return self._serving
 
     async def convert(self, size: PromptSize, num_bytes: int, convert: Callable[[], ConvertedT]) -> ConvertedT:
-        """Converts a request whose prompt is not too long; a large one in a thread.
-
-        Args:
-            size: Size of its prompt.
-            num_bytes: Size of the request.
-            convert: Converts it.
-
-        Raises:
-            DeploymentNotReady, PromptTooLong, QueueFull: As named.
-        """
+        """Converts a request whose prompt is not too long; a large one in a thread."""
         serving = self.require_serving()
         check_prompt_size(size, serving.limits)
         return await serving.workers.run_if_large(num_bytes, convert)
@@ -302,18 +282,9 @@ class Deployment:
     async def generate(
         self, call: GenerationCall, *, deadline_s: float | None
     ) -> OutputStream | MergedStream | CapturingStream:
-        """Checks and tokenizes a Generate call, and queues its sequences.
+        """Checks and tokenizes a Generate call, and queues its sequences, whose output the returned stream carries.
 
-        The client gets its output from the stream that this returns.
-
-        Args:
-            call: The call as the client sent it.
-            deadline_s: When to end them, in seconds of the event loop's clock; None for no deadline.
-
-        Raises:
-            DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
-            PromptLimitExceeded, TextProcessLost: The text process cannot make tokens of the prompt.
-            CaptureUnwritable, TooManyCaptures: Inputs cannot be captured.
+        The sequences end at `deadline_s`, in seconds of the event loop's clock; None for no deadline.
         """
         serving = self.require_serving()
         capabilities = serving.capabilities
@@ -336,24 +307,14 @@ class Deployment:
         return stream if pending is None else CapturingStream(stream, pending)
 
     async def tokenize(self, prompt: Prompt | None) -> Sequence[int]:
-        """Returns the token ids of a prompt.
-
-        Raises:
-            DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
-            PromptLimitExceeded, TextProcessLost: The text process cannot make tokens of the prompt.
-        """
+        """Returns the token ids of a prompt."""
         serving, size = self.require_serving(), 0 if prompt is None else prompt_size(prompt)
         await serving.workers.run_if_large(size, check_prompt, prompt, serving.capabilities)
         assert prompt is not None
         return await self._encode(prompt)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Returns the text of token ids.
-
-        Raises:
-            DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
-            PromptLimitExceeded, TextProcessLost: The text process cannot make text of the ids.
-        """
+        """Returns the text of token ids."""
         serving, num_ids = self.require_serving(), len(token_ids)
         check_num_token_ids("token_ids", num_ids, serving.limits)
         token_ids = list(token_ids)

@@ -15,16 +15,13 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """The options of LoadBundle, or of an entry of the deployments file.
+    """The options of LoadBundle, or of an entry of the deployments file; None takes the runtime's default.
 
     Attributes:
-        deployment_id: Id of the deployment.
-        ref: Bundle reference.
-        cores: Cores to use, one for each rank; empty lets the runtime choose.
-        threads_per_core: Threads that each rank computes with; None takes the runtime's default.
+        cores: One for each rank; empty lets the runtime choose.
+        threads_per_core: Threads that each rank computes with.
         follow_alias: Whether the runtime loads new weights whenever the alias in `ref` moves.
-        target_inter_token_latency_s: Time between two tokens of a sequence that chunks of prompts are chosen for, in
-            seconds; None takes the runtime's default.
+        target_inter_token_latency_s: Time between two tokens of a sequence that chunks of prompts are chosen for.
     """
 
     deployment_id: str
@@ -39,9 +36,7 @@ class DeploymentSpec:
 class DeploymentDefaults:
     """What the runtime's options say where a specification says nothing.
 
-    Attributes:
-        threads_per_core: Threads that each rank computes with.
-        target_inter_token_latency_s: As in `DeploymentSpec`; None for chunks as large as `--max-chunk-tokens` allows.
+    Without a target, chunks of prompts are as large as `--max-chunk-tokens` allows.
     """
 
     threads_per_core: int

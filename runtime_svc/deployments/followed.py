@@ -14,8 +14,7 @@ class FollowedVersion:
     Attributes:
         version: Its name, `NAME:vN`; empty if the source of bundles did not tell one.
         digest: Its digest; empty if the look-up failed, or there was none so far.
-        serves: Whether its weights serve.
-        error: Why they do not; None if they do, or are being loaded.
+        error: Why its weights do not serve; None if they do, or are being loaded.
     """
 
     version: str = ""

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 import structlog
 
-from bundle.backoff import backoff_delays
 from bundle.errors import BlobCorrupt, KilnError, ManifestInvalid
-from bundle.shortage import naming_shortages
+from bundle.host.backoff import backoff_delays
+from bundle.host.shortage import naming_shortages
 from edge.supervision import report_failure
 from execution.errors import ExecutableInvalid, WeightsInvalid
 from runtime_svc.bundles.source import ResolvedBundle
@@ -23,8 +23,7 @@ from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
-from runtime_svc.errors import GraphAbiMismatch, TokenizerMismatch, WeightsMissing
-from runtime_svc.quarantine_errors import WeightsQuarantined
+from runtime_svc.errors import GraphAbiMismatch, TokenizerMismatch, WeightsMissing, WeightsQuarantined
 
 _log = structlog.get_logger("follower")
 
@@ -58,7 +57,6 @@ class AliasFollower:
     """Resolves each followed alias once per interval, and loads weights if the alias has moved."""
 
     def __init__(self, deployments: Deployments, *, interval_s: float) -> None:
-        """Polls nothing before `run`; then about every `interval_s` seconds."""
         self._deployments = deployments
         self._interval_s = interval_s
         self._pursuits: dict[Deployment, _Pursuit] = {}

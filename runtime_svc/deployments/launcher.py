@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 
 from bundle.manifest import Manifest
-from bundle.reader import Bundle
+from bundle.store.reader import Bundle
 from execution.device_errors import DeviceBroken
 from execution.errors import MappedFileChanged, RankLost
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.bundles.private_files import PrivateFiles
 from runtime_svc.deployments.cores import CorePool
+from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.progress import LoadStage
+from runtime_svc.engine.engine import EngineState
 from runtime_svc.engine.ranks import Ranks
 
+#: Seconds between two looks at mapped files. A look reads the times of each file: microseconds.
+WATCH_INTERVAL_S: Final = 5.0
+
 _log = structlog.get_logger("ranks")
+_watch_log = structlog.get_logger("deployments")
 
 StageReport = Callable[[LoadStage, int, int], None]
 
@@ -70,12 +76,8 @@ class GroupLauncher:
     """Launches groups that run the executables of one bundle with the weights of one bundle, usually the same.
 
     Attributes:
-        executables: Bundle whose executables run.
         weights: Bundle whose weights they use; None if the weights are loaded later.
         library: Verifies both bundles before ranks map a file, at restarts too: files may have changed since.
-        start: Starts the processes.
-        num_threads: Threads that each rank computes with.
-        cores: The core of each rank.
         core_pool: Learns of cores that need a reset.
         report: Called at each stage with done and total bytes; None at restarts, which no client watches.
     """
@@ -96,15 +98,7 @@ class GroupLauncher:
         return self.weights is not None
 
     async def launch(self) -> Ranks:
-        """See `RankLauncher.launch`.
-
-        Raises:
-            BlobCorrupt, BlobNotFound: A file has changed or is missing.
-            BlobExposed: Other users may change a file, and it cannot be copied.
-            MappedFileChanged: A file has changed since it was verified.
-            CoresUnavailable: A core needs a reset.
-            ExecutionError: A rank could not be started or loaded.
-        """
+        """See `RankLauncher.launch`."""
         self.core_pool.require_working(self.cores)
         await self._verify()
         self._enter(LoadStage.MAP)
@@ -176,3 +170,31 @@ class GroupLauncher:
 
     def _log_line(self, rank: int, line: str) -> None:
         _log.info("rank output", deployment_id=self.deployment_id, rank=rank, line=line)
+
+
+class FileWatch:
+    """Ends ranks whose files are written while they map them: they would compute with other numbers.
+
+    They restart, which verifies the files: a deployment whose file is damaged fails with `BLOB_CORRUPT`.
+    """
+
+    def __init__(
+        self, list_deployments: Callable[[], Iterable[Deployment]], *, interval_s: float = WATCH_INTERVAL_S
+    ) -> None:
+        self._list_deployments = list_deployments
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            for deployment in self._list_deployments():
+                engine = deployment.engine
+                if engine is None or engine.state is not EngineState.READY:
+                    continue
+                assert isinstance(engine.launcher, GroupLauncher)
+                # In a thread, because a file system of the network may take its time.
+                title = await asyncio.to_thread(engine.launcher.find_changed)
+                if title is not None:
+                    _watch_log.error("a mapped file has changed", deployment_id=deployment.deployment_id, title=title)
+                    engine.ranks.end(MappedFileChanged(title))

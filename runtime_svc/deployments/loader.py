@@ -7,13 +7,14 @@ import dataclasses
 from dataclasses import dataclass
 
 from bundle.errors import ManifestInvalid
-from bundle.reader import Bundle
+from bundle.store.reader import Bundle
 from execution.forkserver.client import ForkserverClient
 from execution.text.control import Load
 from execution.text.errors import TextInvalid
 from execution.text.handle import TextLimits
+from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.bundles.library import BundleLibrary
-from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment, Serving
@@ -23,25 +24,16 @@ from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.deployments.weights import compare_manifests
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.engine import Engine
-from runtime_svc.request_limits import RequestLimits
 from runtime_svc.text.codec import TextCodec
-from runtime_svc.text.workers import TextWorkers
+from runtime_svc.text.text_queue import TextWorkers
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
     """Loads deployments.
 
-    Attributes:
-        library: Fetches and verifies bundles.
-        start_ranks: Starts rank groups.
-        engine: Bounds of every engine, but for the time that deployments state.
-        workers: Threads that check and convert large requests.
-        texts: The forkserver of text processes.
-        text_limits: What each of them may take.
-        defaults: What deployments have that their specifications leave out.
-        cores: The cores that deployments hold.
-        captures: Directory of captured inputs; None if requests cannot capture.
+    `engine` bounds every engine, but for the time that deployments state. `workers` are threads that check and convert
+    large requests; `texts` is the forkserver of text processes. Without `captures`, requests cannot capture inputs.
     """
 
     library: BundleLibrary
@@ -55,11 +47,7 @@ class Loader:
     captures: CaptureDirectory | None = None
 
     async def load(self, deployment: Deployment) -> Serving:
-        """Fetches and verifies the bundles, then starts ranks and engine; reports each stage.
-
-        Raises:
-            KilnError: A stage failed. Ranks and engine are closed again.
-        """
+        """Fetches and verifies the bundles, then starts ranks and engine; reports each stage."""
         assert deployment.bundle is not None
         report = deployment.progress.report
         report(LoadStage.RESOLVE)
@@ -129,7 +117,6 @@ class Loader:
 
 
 def _describe_text(bundle: Bundle) -> Load | None:
-    """Describes the files that a bundle's text process loads; None if the bundle has no tokenizer."""
     tokenizer = bundle.manifest.tokenizer
     files = {file.title: bundle.blob_path(file.blob) for file in tokenizer.files} if tokenizer is not None else {}
     if tokenizer is None or "tokenizer.json" not in files:

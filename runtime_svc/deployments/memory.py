@@ -3,29 +3,29 @@
 It counts weights, KV caches and the shared memory that carries steps. Ranks map the weight blob itself and share its
 pages, so a blob counts once, however many deployments use it. It does not count code and scratch memory of the ranks;
 the share of the machine that `Settings.memory_bytes` leaves out is for them.
+
+Of the memory of cores, which have their own on Neuron targets, it counts the KV cache and weights, staged ones beside
+those in use. Executables need more, which only their compiler knows: the executor refuses what does not fit then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
 from bundle.abi.state import StateTensor
-from bundle.manifest import DTYPE_SIZES_BYTES, Manifest, WeightTensor
+from bundle.abi.tensor import DTYPES
+from bundle.manifest import Manifest, WeightTensor
 from execution.ranks.step_memory import StepLayout
 from runtime_svc.errors import MemoryUnavailable
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """The memory that a part of a deployment needs.
-
-    Attributes:
-        private_bytes: Memory that it shares with no other deployment.
-        blobs: Sizes in bytes of the blobs that it maps, by digest; deployments share them.
-    """
+    """The memory that a part of a deployment needs for itself, and the bytes of shared blobs by their digest."""
 
     private_bytes: int = 0
     blobs: Mapping[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def count_state_bytes(manifest: Manifest) -> int:
 
 def count_bytes(tensor: StateTensor | WeightTensor) -> int:
     """Counts the bytes of a tensor."""
-    return prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype]
+    return prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes
 
 
 def weights_need(manifest: Manifest) -> MemoryNeed:
@@ -65,7 +65,6 @@ class MemoryPool:
     """The memory that deployments may use."""
 
     def __init__(self, total_bytes: int) -> None:
-        """Starts with all `total_bytes` free."""
         self.total_bytes = total_bytes
         self._private_bytes = 0
         self._sizes: dict[str, int] = {}
@@ -77,11 +76,7 @@ class MemoryPool:
         return self.total_bytes - self._private_bytes - sum(self._sizes.values())
 
     def reserve(self, *needs: MemoryNeed) -> None:
-        """Reserves memory for all the needs together.
-
-        Raises:
-            MemoryUnavailable: The needs exceed the free memory; nothing is reserved then.
-        """
+        """Reserves memory for all the needs together."""
         new = {digest: size for need in needs for digest, size in need.blobs.items() if digest not in self._sizes}
         private_bytes = sum(need.private_bytes for need in needs)
         needed_bytes = private_bytes + sum(new.values())
@@ -101,3 +96,48 @@ class MemoryPool:
                 assert self._users[digest] >= 0, f"{digest} is not held"
                 if not self._users[digest]:
                     del self._users[digest], self._sizes[digest]
+
+
+class CoreMemory:
+    """The memory of a deployment's cores, `total_bytes` for each of the ranks. No other deployment takes of it."""
+
+    def __init__(self, total_bytes: int, manifest: Manifest, weights: Manifest) -> None:
+        self.total_bytes = total_bytes
+        self._num_ranks = manifest.tp_degree
+        self._state_bytes = count_state_bytes(manifest)
+        self._weights_bytes = _count_weights(weights)
+        self._staged_bytes = Counter[int]()
+        needed_bytes = max(self.list_used())
+        if needed_bytes > total_bytes:
+            raise MemoryUnavailable(needed_bytes, total_bytes, total_bytes, where="a core")
+
+    def list_used(self) -> list[int]:
+        """Lists the bytes that are reserved of each core, by rank."""
+        return [
+            self._state_bytes + self._weights_bytes[rank] + self._staged_bytes[rank] for rank in range(self._num_ranks)
+        ]
+
+    @contextmanager
+    def staging(self, weights: Manifest) -> Iterator[None]:
+        """Reserves memory for weights beside those in use, until the block ends: then one set of weights is left, and
+        both are of one size, because they fit the same executables.
+        """
+        staged_bytes = _count_weights(weights)
+        free_bytes = [self.total_bytes - used_bytes for used_bytes in self.list_used()]
+        shortest = min(range(self._num_ranks), key=lambda rank: free_bytes[rank] - staged_bytes[rank])
+        if staged_bytes[shortest] > free_bytes[shortest]:
+            needed_bytes, free = staged_bytes[shortest], free_bytes[shortest]
+            raise MemoryUnavailable(needed_bytes, free, self.total_bytes, where="a core")
+        self._staged_bytes = staged_bytes
+        try:
+            yield
+        finally:
+            self._staged_bytes = Counter()
+
+
+def _count_weights(manifest: Manifest) -> Counter[int]:
+    """Counts the bytes of weights, by rank."""
+    by_rank = Counter[int]()
+    for shard in manifest.shards():
+        by_rank[shard.rank] += sum(map(count_bytes, shard.tensors))
+    return by_rank

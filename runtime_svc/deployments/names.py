@@ -18,11 +18,7 @@ MAX_THREADS_PER_CORE: Final = 256
 
 
 def check_spec(spec: DeploymentSpec) -> None:
-    """Checks the specification of a LoadBundle call.
-
-    Raises:
-        RequestInvalid: A field is malformed; names every such field.
-    """
+    """Checks the specification of a LoadBundle call."""
     violations = [*spec_violations(spec)]
     if violations:
         raise RequestInvalid(violations)
@@ -44,11 +40,7 @@ def spec_violations(spec: DeploymentSpec) -> Iterator[FieldViolation]:
 
 
 def check_ref(ref: str) -> None:
-    """Checks a bundle reference.
-
-    Raises:
-        RequestInvalid: `ref` is malformed.
-    """
+    """Checks a bundle reference."""
     try:
         parse_reference(ref)
     except RefInvalid as error:

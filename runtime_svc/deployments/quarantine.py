@@ -21,13 +21,12 @@ import msgspec
 import structlog
 
 from bundle.errors import KilnError
-from bundle.shortage import lasting_delays, outlast_shortages
+from bundle.host.shortage import lasting_delays, outlast_shortages
 from edge.supervision import begin_task
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.records import LoadRecord, RecordStore
 from runtime_svc.deployments.retries import RETRIED
-from runtime_svc.errors import DeploymentNotReady, LoadInProgress
-from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
+from runtime_svc.errors import DeploymentNotReady, LoadInProgress, LoadQuarantined, WeightsQuarantined
 
 #: Deaths of the process after which a load is quarantined.
 MAX_DEATHS: Final = 2
@@ -44,7 +43,6 @@ class LoadQuarantine:
     """The loads that are under way, are suspects, or are quarantined, by the keys of their records."""
 
     def __init__(self, records: RecordStore) -> None:
-        """Knows nothing before `open`."""
         self._records = records
         self._loads: dict[str, LoadRecord] = {}
         self._num_loading = 0
@@ -56,11 +54,7 @@ class LoadQuarantine:
     async def open(self, specs: Collection[DeploymentSpec]) -> None:
         """Takes in what the process before left, and counts its death. Call it before anything loads.
 
-        Args:
-            specs: The deployments that there are to load; what is known of any other is forgotten.
-
-        Raises:
-            StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
+        It forgets what is known of deployments other than `specs`, those that there are to load.
         """
         found = self._records.loads.list()
         under_way = [one for one in found if one.is_under_way]
@@ -76,15 +70,7 @@ class LoadQuarantine:
                 await self._write(one.key)
 
     def check(self, spec: DeploymentSpec, weights_digest: str = "") -> None:
-        """Checks that a deployment, or weights for it, may be loaded without being asked for.
-
-        Args:
-            spec: The deployment.
-            weights_digest: Digest of the bundle of the weights; empty for a load of the deployment itself.
-
-        Raises:
-            LoadQuarantined, WeightsQuarantined: The load has taken the process down too often.
-        """
+        """Checks that a deployment, or the weights of another bundle for it, may be loaded without being asked for."""
         deaths = self._find(spec, weights_digest).deaths
         if deaths < MAX_DEATHS:
             return
@@ -94,15 +80,7 @@ class LoadQuarantine:
 
     @asynccontextmanager
     async def recording(self, spec: DeploymentSpec, weights_digest: str = "") -> AsyncIterator[None]:
-        """Records that a load is under way inside the block, which begins when it is the load's turn.
-
-        Args:
-            spec: The deployment.
-            weights_digest: See `check`.
-
-        Raises:
-            StateUnwritable, ResourcesShort: It cannot be recorded, so it must not begin.
-        """
+        """Records that a load is under way inside the block, which begins when it is the load's turn."""
         load = self._find(spec, weights_digest)
         is_over = True
         async with self._turn(is_alone=load.deaths > 0):
@@ -120,11 +98,7 @@ class LoadQuarantine:
             await asyncio.wait(self._writes, timeout=MAX_WAIT_S)
 
     async def lift(self, deployment_id: str) -> None:
-        """Forgets what is known of a deployment's loads that have ended: someone has asked for it or for its end.
-
-        Raises:
-            StateUnwritable, ResourcesShort: See `RecordStore`.
-        """
+        """Forgets what is known of a deployment's loads that have ended: someone has asked for it or for its end."""
         of_deployment = [key for key, one in self._loads.items() if one.spec.deployment_id == deployment_id]
         ended = [key for key in of_deployment if not self._loads[key].is_under_way]
         # All before the first write, because another caller may lift the same while the disk works.
@@ -156,7 +130,6 @@ class LoadQuarantine:
 
     @asynccontextmanager
     async def _turn(self, *, is_alone: bool) -> AsyncIterator[None]:
-        """Lets the block run beside others, or alone."""
         while self._is_one_alone or (is_alone and self._num_loading):
             self._turn_ended.clear()
             await self._turn_ended.wait()

@@ -27,13 +27,9 @@ class Reconciler:
     """
 
     def __init__(self, deployments: Deployments, records: RecordStore, path: Path | None, *, timeout_s: float) -> None:
-        """Changes nothing; `start` and `reload` do.
+        """Changes nothing; `start` and `reload` do. Without `path`, what an earlier file declared stays.
 
-        Args:
-            deployments: The deployments of this runtime.
-            records: Deployments of earlier processes.
-            path: The deployments file; None keeps the deployments that an earlier file declared.
-            timeout_s: How long running requests may take to finish before an unload aborts them.
+        Running requests may take `timeout_s` to finish before an unload aborts them.
         """
         self._deployments = deployments
         self._records = records
@@ -45,10 +41,6 @@ class Reconciler:
         """Loads recorded deployments of an earlier process, then declared ones that are missing.
 
         A recorded deployment that came from the file is forgotten if the file has dropped or changed it since.
-
-        Raises:
-            DeploymentsFileInvalid: See `read_deployments`; no deployment is loaded then.
-            StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
         """
         declared = None if self._path is None else read_deployments(self._path)
         records = self._records.deployments.list()

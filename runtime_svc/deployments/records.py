@@ -16,9 +16,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from bundle.file_modes import make_private_database, make_private_directory
-from bundle.process_lock import ProcessLock
-from bundle.shortage import name_shortage, outlast_shortages
+from bundle.host.file_modes import make_private_database, make_private_directory
+from bundle.host.process_lock import ProcessLock
+from bundle.host.shortage import name_shortage, outlast_shortages
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.errors import StateInUse, StateInvalid
 from runtime_svc.errors import StateUnwritable
@@ -67,14 +67,10 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the next process must know of a load; see `quarantine`.
+    """What the next process must know of a load; `deaths` counts how often the process has died over it.
 
-    Attributes:
-        spec: The deployment.
-        deaths: How often the process has died over it.
-        is_under_way: Whether it had begun and not ended.
-        weights_digest: Digest of the bundle whose weights a deployment that serves loads, because its alias has moved;
-            empty for the load of the deployment itself.
+    See `quarantine`. `weights_digest` names the bundle whose weights a deployment that serves loads, because its alias
+    has moved; it is empty for the load of the deployment itself.
     """
 
     spec: DeploymentSpec
@@ -101,37 +97,22 @@ class RecordTable(Generic[RecordT]):
         read: Callable[[str, type[RecordT]], tuple[RecordT, ...]],
         write: Callable[[str, Sequence[Any]], Awaitable[None]],
     ) -> None:
-        """Takes the name of its table, and what reads records by a query and writes by a statement and its values."""
         self._name = name
         self._record_type = record_type
         self._read = read
         self._write = write
 
     def list(self) -> tuple[RecordT, ...]:
-        """Returns every record, sorted by key.
-
-        Raises:
-            StateInvalid: A record cannot be read.
-        """
+        """Returns every record, sorted by key."""
         return self._read(f"SELECT record FROM {self._name} ORDER BY id", self._record_type)
 
     async def save(self, record: RecordT) -> None:
-        """Replaces the record of the same key; the new one is on the disk when this returns.
-
-        Raises:
-            StateUnwritable: The disk does not take it.
-            ResourcesShort: The host has no room for it.
-        """
+        """Replaces the record of the same key; the new one is on the disk when this returns."""
         row = (record.key, msgspec.json.encode(record))
         await self._write(f"INSERT OR REPLACE INTO {self._name} VALUES (?, ?)", row)
 
     async def forget(self, key: str) -> None:
-        """Removes the record of a key, if there is one.
-
-        Raises:
-            StateUnwritable: The disk does not take it.
-            ResourcesShort: The host has no room for it.
-        """
+        """Removes the record of a key, if there is one."""
         await self._write(f"DELETE FROM {self._name} WHERE id = ?", (key,))
 
 
@@ -139,12 +120,6 @@ class RecordStore:
     """The records of one state directory, which no other process can open meanwhile."""
 
     def __init__(self, directory: Path) -> None:
-        """Opens the directory and makes it if it does not exist; `close` gives it up.
-
-        Raises:
-            StateInUse: Another runtime holds the directory.
-            StateInvalid: The directory cannot be made or opened, or its database is damaged.
-        """
         self._path = directory / FILE_NAME
         # One connection, used by one thread at a time.
         self._turn = asyncio.Lock()

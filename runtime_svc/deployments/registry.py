@@ -12,9 +12,9 @@ from typing import Final
 
 import structlog
 
-from bundle.backoff import backoff_delays
 from bundle.errors import BundleNotFound, KilnError
-from bundle.shortage import naming_shortages, outlast_shortages
+from bundle.host.backoff import backoff_delays
+from bundle.host.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from edge.supervision import begin_task, report_failure
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
@@ -43,10 +43,10 @@ from runtime_svc.errors import (
     DeploymentNotFound,
     DeploymentNotReady,
     EngineFailed,
+    LoadQuarantined,
     RequestsInFlight,
     ShuttingDown,
 )
-from runtime_svc.quarantine_errors import LoadQuarantined
 
 _log = structlog.get_logger("deployments")
 
@@ -58,13 +58,6 @@ class Deployments:
     """Deployments by id. Loads and unloads go on if their callers leave; the next process resumes unfinished loads."""
 
     def __init__(self, loader: Loader, resources: Resources, records: RecordStore) -> None:
-        """Starts without deployments.
-
-        Args:
-            loader: Loads them.
-            resources: Cores and memory to place them on.
-            records: Where deployments are recorded, so that they outlive this process.
-        """
         self.library = loader.library
         self.resources = resources
         #: The registry calls it after the bundles in use have changed.
@@ -87,23 +80,14 @@ class Deployments:
         return [self._deployments[deployment_id] for deployment_id in sorted(self._deployments)]
 
     def get(self, deployment_id: str) -> Deployment:
-        """Returns one deployment.
-
-        Raises:
-            DeploymentNotFound: There is none with this id.
-        """
+        """Returns one deployment."""
         deployment = self._deployments.get(deployment_id)
         if deployment is None:
             raise DeploymentNotFound(deployment_id)
         return deployment
 
     def get_for_requests(self, deployment_id: str) -> Deployment:
-        """Returns one deployment, unless the runtime is shutting down.
-
-        Raises:
-            ShuttingDown: The runtime takes no new requests.
-            DeploymentNotFound: There is none with this id.
-        """
+        """Returns one deployment, unless the runtime is shutting down."""
         if self._is_shutting_down:
             raise ShuttingDown
         return self.get(deployment_id)
@@ -124,16 +108,6 @@ class Deployments:
 
         If a deployment has the id and the same bundle already, returns it, and lifts the quarantine of weights for it;
         replaces one that has failed.
-
-        Raises:
-            RequestInvalid: Id, reference, cores or threads are malformed.
-            BundleNotFound, BundleSourceUnavailable, AbiUnsupported: See `BundleLibrary.resolve`.
-            ManifestInvalid: Parts of the manifest contradict each other.
-            DeploymentExists: The id belongs to another bundle, or was loaded in another way.
-            DeploymentNotReady: The deployment is being unloaded.
-            IsaUnsupported, ExecutablesMissing, CoresUnavailable, MemoryUnavailable: The bundle cannot run here. No
-                deployment has changed.
-            ShuttingDown: The runtime loads no more bundles.
         """
         check_spec(spec)
         bundle = await self.library.resolve(spec.ref)
@@ -172,13 +146,9 @@ class Deployments:
         return self._add_and_begin(Deployment(spec, Origin.FILE, self._loader.defaults))
 
     async def unload(self, deployment_id: str, policy: InFlightPolicy) -> int:
-        """Ends a deployment and forgets its record; its cores are free when this returns.
-
-        Returns:
-            How many requests it ended.
+        """Ends a deployment, frees its cores and forgets its record; returns how many requests it ended.
 
         Raises:
-            DeploymentNotFound: There is none with this id.
             RequestsInFlight: Policy REFUSE, and a request has not ended.
             StateUnwritable: The deployment has ended, but the next process may load it again.
         """
@@ -196,7 +166,6 @@ class Deployments:
         """Replaces the weights of a deployment; see `weights.load_weights`.
 
         Raises:
-            ShuttingDown: The runtime swaps no more weights.
             StateUnwritable: The new weights serve, but a restart would load the old ones.
             KilnError: The load failed; the old weights serve.
         """
@@ -371,12 +340,7 @@ def _abort_requests(deployment: Deployment) -> int:
 
 
 def _require_same(existing: Deployment, spec: DeploymentSpec, digest: str) -> None:
-    """Checks that a deployment is the one that LoadBundle asks for. Options that the call leaves unset match any.
-
-    Raises:
-        DeploymentExists: It has another bundle, or was loaded with other options.
-        DeploymentNotReady: The deployment is being unloaded.
-    """
+    """Checks that a deployment is the one that LoadBundle asks for. Options that the call leaves unset match any."""
     holds = existing.digest or "that is looked up"
     # The digest is not compared if the deployment follows an alias: the follower loads what the alias names.
     if existing.digest not in (None, digest) and not (spec.follow_alias and existing.followed_alias == spec.ref):

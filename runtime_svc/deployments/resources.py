@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from bundle.manifest import Manifest
 from execution.device_errors import DeviceUnsuitable
 from execution.isa import require_isa
+from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.capabilities import Capabilities
-from runtime_svc.deployments.core_memory import CoreMemory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
-from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, step_need, weights_need
+from runtime_svc.deployments.memory import CoreMemory, MemoryNeed, MemoryPool, state_need, step_need, weights_need
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.errors import CoresUnavailable, ExecutablesMissing
 from targets.cpu import CPU
@@ -25,9 +24,7 @@ from targets.target import Target
 class Resources:
     """Cores and memory that deployments share, and what this runtime lets requests of all of them do.
 
-    Attributes:
-        target: What this host is.
-        logical_core_size: Physical cores of one of its logical cores.
+    `target` is that of this host; `logical_core_size` counts the physical cores of one of its logical cores.
     """
 
     cores: CorePool
@@ -38,25 +35,14 @@ class Resources:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def prefer_cores(self, deployment: Deployment) -> None:
-        """Reserves as many cores as a deployment had before, the same ones if they are free.
-
-        Raises:
-            CoresUnavailable: Too few cores are free.
-        """
+        """Reserves as many cores as a deployment had before, the same ones if they are free."""
         preferred = deployment.preferred_cores
         deployment.cores = self.cores.reserve(deployment.deployment_id, len(preferred), (), preferred)
 
     def reserve(self, deployment: Deployment, weights: Manifest) -> None:
         """Reserves the cores and memory of a deployment, whose bundle is resolved.
 
-        Args:
-            deployment: Keeps its cores if it holds any, and gets those that it had before if they are free.
-            weights: Manifest of the bundle whose weights it uses.
-
-        Raises:
-            ManifestInvalid: The executables do not cover the limits that the manifest states.
-            RequestInvalid: The specification does not name one core for each rank.
-            CoresUnavailable, MemoryUnavailable: Too little is free; nothing is reserved then.
+        It keeps its cores if it holds any, and gets those that it had before if they are free.
         """
         assert deployment.bundle is not None
         manifest = deployment.bundle.manifest
@@ -83,11 +69,7 @@ class Resources:
         deployment.core_memory = core_memory
 
     def _count_core_memory(self, manifest: Manifest, weights: Manifest) -> CoreMemory | None:
-        """Counts the memory of a deployment's cores; None if ranks have none of their own.
-
-        Raises:
-            MemoryUnavailable: A core has too little.
-        """
+        """Counts the memory of a deployment's cores; None if ranks have none of their own."""
         if self.target.core_bytes is None:
             return None
         return CoreMemory(self.target.core_bytes * manifest.target.lnc, manifest, weights)
@@ -101,12 +83,7 @@ class Resources:
         return MemoryNeed() if self.target.has_cores else weights_need(weights)
 
     def staging(self, deployment: Deployment, weights: Manifest) -> AbstractContextManager[None]:
-        """Reserves memory of a deployment's cores, if they have any, for weights beside those in use, until the block
-        ends.
-
-        Raises:
-            MemoryUnavailable: A core has too little. Nothing is reserved then.
-        """
+        """Reserves memory of a deployment's cores, if they have any, for staged weights until the block ends."""
         # While the first weights are awaited, their memory is reserved, and the cores hold no others.
         if deployment.core_memory is None or deployment.weights is None:
             return nullcontext()
@@ -123,13 +100,7 @@ class Resources:
 
 
 def check_bundle(bundle: ResolvedBundle, resources: Resources) -> None:
-    """Checks that this host can run a bundle.
-
-    Raises:
-        ExecutablesMissing: The bundle holds weights only.
-        IsaUnsupported, DeviceUnsuitable: The bundle was made for other hardware.
-        FormatUnknown, FormatInvalid: No installed executor runs its executables.
-    """
+    """Checks that this host can run a bundle."""
     if not bundle.manifest.has_executables:
         raise ExecutablesMissing(bundle.ref)
     _check_target(bundle.manifest, resources)

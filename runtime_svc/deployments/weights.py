@@ -19,14 +19,7 @@ from runtime_svc.errors import GraphAbiMismatch, LoadInProgress, TokenizerMismat
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightsLoad:
-    """One load of weights.
-
-    Attributes:
-        find: Resolves the bundle.
-        progress: Gets each stage.
-        policy: How the swap treats running requests.
-        keep_kv: Whether the KV cache stays as it is; otherwise the swap zeroes it.
-    """
+    """One load of weights; its swap treats running requests by `policy`, and zeroes the KV cache unless `keep_kv`."""
 
     find: Callable[[], Awaitable[ResolvedBundle]]
     progress: ProgressFeed
@@ -41,24 +34,10 @@ async def load_weights(
     resources: Resources,
     on_swapped: Callable[[], None],
 ) -> WeightsReceipt:
-    """Replaces the weights of a deployment. If the load fails, or the caller is cancelled before the swap, the old ones
-    serve on.
+    """Replaces the weights of a deployment; `resources` have memory for old and new ones until the swap is over.
 
-    Args:
-        deployment: The deployment that gets them.
-        load: The bundle to find, and the options of the load.
-        library: Fetches and verifies the bundle.
-        resources: Their memory holds old and new weights until the swap is over.
-        on_swapped: Called once the deployment names the new weights, even if the caller was cancelled during the swap.
-
-    Raises:
-        DeploymentNotReady: The deployment is not loaded, or its ranks restart.
-        LoadInProgress: Other weights are being loaded.
-        RequestsInFlight: The policy is REFUSE, and a request runs.
-        WeightsMissing, GraphAbiMismatch, TokenizerMismatch: The weights do not fit.
-        MemoryUnavailable: The new weights do not fit beside the old ones.
-        BundleError, BundleSourceUnavailable: See `BundleLibrary`.
-        ExecutionError: The ranks could not map them.
+    If the load fails, or the caller is cancelled before the swap, the old ones serve on. Calls `on_swapped` once the
+    deployment names the new weights, even if the caller was cancelled during the swap.
     """
     serving = deployment.require_loaded()
     if deployment.weights_lock.locked():
@@ -114,11 +93,7 @@ async def _stage_and_swap(
 
 
 def compare_manifests(serving: Manifest, offered: Manifest) -> None:
-    """Checks that the weights of one bundle can run in the executables of another, on the same text.
-
-    Raises:
-        GraphAbiMismatch, TokenizerMismatch: The graph ABI or the tokenizer differs.
-    """
+    """Checks that the weights of one bundle can run in the executables of another, on the same text."""
     if serving.graph_abi_digest != offered.graph_abi_digest:
         raise GraphAbiMismatch(serving.graph_abi_digest, offered.graph_abi_digest)
     expected, actual = (one.tokenizer.digest if one.tokenizer is not None else "none" for one in (serving, offered))

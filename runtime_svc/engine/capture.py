@@ -29,15 +29,9 @@ class CapturedInput:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """One step.
+    """One step that a request takes part in; `index` counts the request's steps from 0.
 
-    Attributes:
-        index: Among the steps that the request takes part in, from 0.
-        tag: The executable.
-        row: The request's row.
-        num_tokens: Tokens of the request that the step computes.
-        weight_epoch: Weights that it computes with.
-        inputs: In calling order.
+    `tag` is that of the executable; `num_tokens` counts the request's tokens alone; `inputs` are in calling order.
     """
 
     index: int
@@ -52,7 +46,6 @@ class InputCapture:
     """The capture of one request."""
 
     def __init__(self, first_step: int, num_steps: int) -> None:
-        """Captures `num_steps` steps from `first_step` on, of those that the request takes part in."""
         self.first_step = first_step
         self.num_steps = num_steps
         #: The steps captured so far, oldest first. One that failed is the last.
@@ -91,7 +84,6 @@ class CaptureLog:
     """Records the inputs of steps in the captures of their requests."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Takes the dtypes and shapes of inputs from the manifest."""
         self._specs = {one.tag: step_inputs(one, manifest.sampling) for one in manifest.executables}
 
     def record(self, step: Step, rows: Iterable[CapturedRow], weight_epoch: int) -> None:

@@ -29,11 +29,7 @@ class EngineConfig:
 
     Attributes:
         queue_capacity: Requests that may wait beyond those that can start at once. Each sequence of a call counts.
-        max_call_sequences: Sequences of one call.
         stream_capacity: Events of a sequence that may wait for a slow client before it is paused.
-        stall_timeouts: How long responses may wait for clients that do not read.
-        chunks: How long running sequences may wait for a chunk of another one's prompt.
-        session_limits: Bounds on sessions.
         async_scheduling: Call a step while the previous one runs, if it lacks only the tokens of that one. Tokens are
             the same without.
     """

@@ -4,16 +4,19 @@
                           ▲                           │
                           └────── next step ◀─────────┘
 
-Detokenizing and writing events of step N happen while step N+1 runs in the ranks; async scheduling may call step N+2
-meanwhile. Operations that need the ranks to themselves run between two steps of which the second has not been called.
+Detokenizing and writing events of step N happen while step N+1 runs in the ranks. Async scheduling calls step N+2
+meanwhile, so that the ranks need not wait for the engine; tokens are the same without. Operations that need the ranks
+to themselves run between two steps of which the second has not been called.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -21,24 +24,38 @@ from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
 from edge.supervision import report_failure
 from execution.errors import ExecutionError, RankHung, RankLost
-from runtime_svc.engine.assembly import make_scheduler
+from execution.step import StepResult
 from runtime_svc.engine.capture import CaptureLog
-from runtime_svc.engine.config import EngineConfig
-from runtime_svc.engine.inputs import StepBuilder
+from runtime_svc.engine.config import ChunkLimits, EngineConfig
+from runtime_svc.engine.kv.blocks import BlockManager
+from runtime_svc.engine.kv.kept_sequences import SessionKeeper
+from runtime_svc.engine.kv.manager import KvManager
+from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
-from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
-from runtime_svc.engine.ranks import RankLauncher, Ranks
-from runtime_svc.engine.relaunch import relaunch
+from runtime_svc.engine.ranks import RankLauncher, Ranks, relaunch
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
-from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
-from runtime_svc.engine.scheduler.plan import StepPlan
-from runtime_svc.engine.state import EngineState
-from runtime_svc.engine.streams import MergedStream, OutputStream
+from runtime_svc.engine.scheduler.plan import StepBuilder, StepPlan
+from runtime_svc.engine.scheduler.policy import AlternatingSteps
+from runtime_svc.engine.scheduler.scheduler import Scheduler
+from runtime_svc.engine.streams import MergedStream, OutputStream, OutputText, StepOutcome, StepOutput
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
+
+
+class EngineState(enum.Enum):
+    """Whether requests can run."""
+
+    READY = enum.auto()
+    RECOVERING = enum.auto()
+    FAILED = enum.auto()
+
+
+class _RunningStep(NamedTuple):
+    plan: StepPlan
+    result: Awaitable[StepResult]
 
 
 class Engine:
@@ -54,9 +71,9 @@ class Engine:
         *,
         weight_epoch: int,
     ) -> None:
-        """Takes over running ranks; see `start`."""
         self._deployment_id = deployment_id
-        self._ranks = ranks
+        #: Those that run, or restart; if a caller ends them, running requests end with its verdict, and they restart.
+        self.ranks = ranks
         self._builder = StepBuilder(manifest)
         self._captures = CaptureLog(manifest)
         self._work = asyncio.Event()
@@ -65,10 +82,10 @@ class Engine:
         self.requests = RequestTable(self.scheduler, config, wake=self._work.set)
         self.requests.weight_epoch = weight_epoch
         # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
-        is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
-        self._async_scheduling = AsyncScheduling(self.scheduler, buckets, self._begin, is_on=is_async)
-        # The step whose result the loop waits for.
-        self._running: RunningStep | None = None
+        self._is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
+        # The step whose result the loop waits for, and the one that has been called behind it.
+        self._running: _RunningStep | None = None
+        self._behind: _RunningStep | None = None
         # Set if a swap may have reached some ranks only.
         self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
@@ -96,18 +113,7 @@ class Engine:
         *,
         weight_epoch: int = 1,
     ) -> Engine:
-        """Launches the ranks and then the loop.
-
-        Args:
-            deployment_id: For logs.
-            manifest: Of the executables.
-            config: Bounds.
-            launcher: Starts the ranks.
-            weight_epoch: Epoch of the launcher's weights; 0 if it has none.
-
-        Raises:
-            KilnError: The launcher failed; no rank is left running.
-        """
+        """Launches the ranks and then the loop; `weight_epoch` is 0 if the launcher has no weights."""
         assert launcher.has_weights == (weight_epoch > 0), "epochs count weights"
         return cls(deployment_id, manifest, config, launcher, await launcher.launch(), weight_epoch=weight_epoch)
 
@@ -116,50 +122,22 @@ class Engine:
         """One more with each swap; 0 while the first weights are awaited."""
         return self.requests.weight_epoch
 
-    @property
-    def weights_bytes(self) -> int:
-        """Memory mapped for weights, over all ranks."""
-        return self._ranks.weights_bytes
-
-    @property
-    def state_bytes(self) -> int:
-        """Memory of the KV cache, over all ranks."""
-        return self._ranks.state_bytes
-
-    def end_ranks(self, verdict: RankLost) -> None:
-        """Ends the ranks, and running requests with `verdict`; then the ranks restart."""
-        self._ranks.end(verdict)
-
     def submit(
         self, requests: Sequence[Request], texts: Sequence[OutputText], *, deadline_s: float | None = None
     ) -> OutputStream | MergedStream:
-        """Queues the sequences of a call; see `RequestTable.submit`.
-
-        Raises:
-            RequestIdInUse: A request of this owner with this id has not ended.
-            QueueFull: Too many wait.
-        """
+        """Queues the sequences of a call; see `RequestTable.submit`."""
         assert self.state is not EngineState.FAILED, "the engine runs no request any more"
         assert self.weight_epoch, "there are no weights to run it with"
         return self.requests.submit(requests, texts, deadline_s=deadline_s)
 
     def check_policy(self, policy: InFlightPolicy) -> None:
-        """Refuses an operation early if its policy would refuse it later.
-
-        Raises:
-            RequestsInFlight: Policy REFUSE, and a request runs.
-        """
+        """Refuses an operation early if its policy would refuse it later."""
         running = self.scheduler.running
         if policy is InFlightPolicy.REFUSE and running:
             raise RequestsInFlight(len(running))
 
     async def reset_kv_cache(self, policy: InFlightPolicy) -> ResetReceipt:
-        """Zeroes every slot between two steps.
-
-        Raises:
-            RequestsInFlight: Policy REFUSE, and a request runs.
-            RankLost: A rank died or hung over it; the engine recovers with an empty cache.
-        """
+        """Zeroes every slot between two steps."""
         return await self._reset(policy)
 
     async def reset_prefix_cache(self) -> ResetReceipt:
@@ -167,11 +145,7 @@ class Engine:
         return await self._reset(InFlightPolicy.CONTINUE, self.scheduler.kv.reset)
 
     async def reset_session(self, owner: str, session_id: str) -> ResetReceipt:
-        """Forgets a session, and what the KV cache keeps for it; see `_reset`.
-
-        Raises:
-            SessionNotFound, SessionBusy: See `SessionTable.check_idle`.
-        """
+        """Forgets a session, and what the KV cache keeps for it; see `_reset`."""
         sessions = self.requests.sessions
         sessions.check_idle(owner, session_id)
         return await self._reset(InFlightPolicy.CONTINUE, lambda: sessions.erase(owner, session_id))
@@ -179,16 +153,11 @@ class Engine:
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy) -> None:
         """Maps new weights beside the ones in use, while steps run.
 
-        Args:
-            shard_paths_by_rank: The files.
-            policy: That of the swap that will follow. With ABORT, this waits less for a step that hangs.
-
-        Raises:
-            KilnError: They cannot be mapped. Nothing stays staged, then or when the caller is cancelled.
+        With ABORT as the policy of the swap that will follow, this waits less for a step that hangs.
         """
         try:
             with self._hurrying(policy):
-                await self._ranks.stage_weights(shard_paths_by_rank)
+                await self.ranks.stage_weights(shard_paths_by_rank)
         except (KilnError, asyncio.CancelledError):
             await self.discard_staged()
             raise
@@ -207,31 +176,25 @@ class Engine:
         Args:
             launcher: Launches ranks with the new weights, from the swap on.
             shard_paths_by_rank: The staged files; the engine stages them again if the ranks were restarted since.
-            policy: How the swap treats running requests.
             keep_kv: Leave running requests what the KV cache holds of them. Later ones find nothing that the old
                 weights computed.
             on_swapped: Called between the same two steps, also if the caller was cancelled meanwhile.
-
-        Raises:
-            RequestsInFlight: Policy REFUSE, and a request runs.
-            KilnError: The swap failed. After every error, and if the caller is cancelled before the swap begins, the
-                old weights serve on. If some ranks may have swapped, the engine restarts all of them first.
         """
-        staged_in = self._ranks
+        staged_in = self.ranks
         previous_epoch = self.weight_epoch
         has_begun = False
 
         async def swap() -> None:
             nonlocal has_begun
             has_begun = True
-            if self._ranks is not staged_in:
-                await self._ranks.stage_weights(shard_paths_by_rank)
+            if self.ranks is not staged_in:
+                await self.ranks.stage_weights(shard_paths_by_rank)
             try:
-                await self._ranks.swap_weights()
+                await self.ranks.swap_weights()
                 if not self.weight_epoch:
-                    await launcher.warm_up(self._ranks)
+                    await launcher.warm_up(self.ranks)
                 if not keep_kv:
-                    await self._ranks.zero_state(None)
+                    await self.ranks.zero_state(None)
                 self.scheduler.kv.reset()
             except ExecutionError as error:
                 self._half_swapped = error
@@ -256,18 +219,18 @@ class Engine:
     async def discard_staged(self) -> None:
         """Unmaps staged weights that will not be used."""
         with suppress(RankLost):
-            await self._ranks.discard_staged()
+            await self.ranks.discard_staged()
 
     async def close(self) -> None:
         """Stops the loop and ends the ranks. The caller has ended the requests."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._operations.fail_all(DeploymentNotReady(self._deployment_id, "UNLOADING"))
-        await self._ranks.close()
+        await self.ranks.close()
 
     def _hurrying(self, policy: InFlightPolicy) -> AbstractContextManager[None]:
         """Lets the ranks count as hung sooner until the block ends, if its operation aborts what they do."""
-        return self._ranks.hurry() if policy is InFlightPolicy.ABORT else nullcontext()
+        return self.ranks.hurry() if policy is InFlightPolicy.ABORT else nullcontext()
 
     async def _run(self) -> None:
         while True:
@@ -278,9 +241,10 @@ class Engine:
                 await self._recover(error)
 
     async def _advance(self) -> None:
-        if self._ranks.died.done():
-            raise self._ranks.died.result()
-        self._running = running = self._async_scheduling.take() or await self._begin_next()
+        if self.ranks.died.done():
+            raise self.ranks.died.result()
+        called, self._behind = self._behind, None
+        self._running = running = called or await self._begin_next()
         # The ranks compute meanwhile, if there is anything to compute.
         self.requests.publish()
         if running is None:
@@ -289,12 +253,14 @@ class Engine:
             self._work.clear()
             return
         # A capture holds all inputs of a step, the tokens included.
-        if self._operations.is_empty and not self.requests.num_captures:
-            await self._async_scheduling.begin_behind(running)
+        if self._is_async and self._operations.is_empty and not self.requests.num_captures:
+            plan = self.scheduler.schedule_behind(running.plan)
+            if plan is not None:
+                self._behind = await self._begin(plan)
         result = await running.result
         self._running = None
         self.num_steps += 1
-        self.scheduler.observe(running.plan, result.duration_s)
+        self.scheduler.policy.chunk_size.observe(running.plan, result.duration_s)
         if result.invalid_rows:
             self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
@@ -303,7 +269,7 @@ class Engine:
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 
-    async def _begin_next(self) -> RunningStep | None:
+    async def _begin_next(self) -> _RunningStep | None:
         """Runs the operations that are due, then calls the next step; None if no request can run."""
         if not self._operations.is_empty:
             await self._operations.run_due()
@@ -311,7 +277,7 @@ class Engine:
             error, self._half_swapped = self._half_swapped, None
             raise error
         if tainted := self.requests.take_tainted_blocks():
-            await self._ranks.zero_state(tainted)
+            await self.ranks.zero_state(tainted)
         plan = self.scheduler.schedule()
         if plan is None:
             return None
@@ -320,18 +286,14 @@ class Engine:
                 row.request.timeline.started_s = self._now()
         return await self._begin(plan)
 
-    async def _begin(self, plan: StepPlan) -> RunningStep:
+    async def _begin(self, plan: StepPlan) -> _RunningStep:
         step = self._builder.build(plan)
         if self.requests.num_captures:
             self._captures.record(step, plan.list_captured(), self.weight_epoch)
-        return RunningStep(plan, await self._ranks.begin(step))
+        return _RunningStep(plan, await self.ranks.begin(step))
 
     async def _reset(self, policy: InFlightPolicy, forget: Callable[[], Sequence[int]] | None = None) -> ResetReceipt:
-        """Zeroes the KV cache between two steps: what `forget` returns, which frees it, or else all.
-
-        Raises:
-            RankLost: A rank died or hung over it; the engine recovers with an empty cache.
-        """
+        """Zeroes the KV cache between two steps: what `forget` returns, which frees it, or else all."""
         start_s = self._now()
         zeroed_bytes = 0
         blocks: Sequence[int] = ()
@@ -339,10 +301,10 @@ class Engine:
         async def reset() -> None:
             nonlocal zeroed_bytes, blocks
             if forget is None:
-                zeroed_bytes = await self._ranks.zero_state(None)
+                zeroed_bytes = await self.ranks.zero_state(None)
                 blocks = self.scheduler.kv.reset()
             elif blocks := forget():
-                zeroed_bytes = await self._ranks.zero_state(blocks)
+                zeroed_bytes = await self.ranks.zero_state(blocks)
 
         with self._hurrying(policy):
             receipt = await self._operations.run("ResetKVCache", policy, reset)
@@ -351,21 +313,17 @@ class Engine:
         )
 
     async def _recover(self, error: ExecutionError) -> None:
-        """Ends running requests and restarts the ranks; waiting requests keep waiting, a shortage of the host included.
-
-        Raises:
-            KilnError: The ranks do not come up again.
-        """
+        """Ends running requests and restarts the ranks; waiting requests wait on, a shortage of the host included."""
         self._change_state(EngineState.RECOVERING)
-        steps = [step for step in (self._running, self._async_scheduling.take()) if step is not None]
-        self._running = None
+        steps = [step for step in (self._running, self._behind) if step is not None]
+        self._running = self._behind = None
         self.requests.note_loss({row.request for step in steps for row in step.plan.rows})
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
         self.scheduler.statistics.rank_hangs += isinstance(error, RankHung)
         for request in self.scheduler.running:
             self.requests.end(request, Finish(FinishReason.ERROR, error=error))
-        await self._ranks.close()
-        self._ranks = await relaunch(self.launcher, self._deployment_id, self._note_shortage)
+        await self.ranks.close()
+        self.ranks = await relaunch(self.launcher, self._deployment_id, self._note_shortage)
         self.shortage = None
         self.scheduler.kv.reset()
         self._watch_ranks()
@@ -381,7 +339,7 @@ class Engine:
         self.on_state_changed()
 
     def _watch_ranks(self) -> None:
-        self._ranks.died.add_done_callback(lambda _: self._work.set())
+        self.ranks.died.add_done_callback(lambda _: self._work.set())
 
     def _on_stopped(self, task: asyncio.Task[None]) -> None:
         """Ends everything if the loop ended otherwise than by `close`."""
@@ -398,3 +356,19 @@ class Engine:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def make_scheduler(manifest: Manifest, buckets: BucketTable, chunks: ChunkLimits) -> Scheduler:
+    """Makes the scheduler of a deployment. There is one policy for all executables.
+
+    Those with the flag `computed_context` let it compute prompts in chunks and behind cached prefixes; without the
+    flag, their rows start at position 0, and what they cannot take is computed token by token.
+    """
+    state, serving = manifest.state, manifest.serving
+    keeper = SessionKeeper(rewind_limit=state.max_rewound_tokens, prompt_lengths=serving.prompt_lengths)
+    kv: KvManager
+    if state.num_blocks:
+        kv = BlockManager(state.num_blocks, state.block_tokens, caches_prefixes=serving.prefix_caching, keeper=keeper)
+    else:
+        kv = SlotManager(buckets.max_sequences, manifest.limits.max_length, keeper)
+    return Scheduler(AlternatingSteps(buckets, chunks), kv, max_running=buckets.max_sequences)

@@ -29,12 +29,7 @@ class InFlightPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OperationReceipt:
-    """The receipt of an operation.
-
-    Attributes:
-        aborted_requests: Running requests that it ended.
-        pause_s: How long no step could run because of it.
-    """
+    """How many running requests an operation ended, and how long no step could run because of it."""
 
     aborted_requests: int
     pause_s: float
@@ -42,14 +37,10 @@ class OperationReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ResetReceipt:
-    """The receipt of a KV reset.
+    """The receipt of a KV reset, which took `duration_s` from the call to the answer.
 
-    Attributes:
-        affected_sequences: Running sequences that it ended.
-        freed_blocks: Slots or blocks that it freed and that were kept for later requests only.
-        zeroed_bytes: Bytes written, over all ranks.
-        weight_epoch: Epoch of the weights now.
-        duration_s: From the call to the answer.
+    It ended `affected_sequences` that ran. `freed_blocks` counts blocks or slots that were kept for later requests
+    only; `zeroed_bytes` is over all ranks.
     """
 
     affected_sequences: int
@@ -81,7 +72,6 @@ class OperationQueue:
     """Operations in order of arrival. The engine's loop offers the gap between two steps; callers wait for receipts."""
 
     def __init__(self, scheduler: Scheduler, requests: RequestTable, *, wake: Callable[[], None]) -> None:
-        """Starts empty; `wake` is called when there may be something to do."""
         self._scheduler = scheduler
         self._requests = requests
         self._wake = wake
@@ -91,11 +81,6 @@ class OperationQueue:
         """Waits until `action` has run.
 
         Cancelling the caller withdraws an operation that has not begun; one that has begun runs to its end.
-
-        Raises:
-            RequestsInFlight: Policy REFUSE, and a request runs.
-            QueueFull: Too many operations wait.
-            KilnError: `action` failed.
         """
         if len(self._queue) >= MAX_OPERATIONS:
             raise QueueFull(MAX_OPERATIONS, RETRY_AFTER_S)

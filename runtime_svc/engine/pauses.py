@@ -20,14 +20,7 @@ LOOKS: Final = 10
 
 @dataclass(slots=True)
 class _Pause:
-    """A pause that lasts.
-
-    Attributes:
-        stream: The request's, which is full.
-        began_s: When it began, by the event loop's clock.
-        silent_since_s: Since when its client has read nothing, as far as looks have seen.
-        num_taken: Events that the client had taken at the newest look.
-    """
+    """A pause that lasts, and when the newest look saw the client read; times are by the event loop's clock."""
 
     stream: OutputStream
     began_s: float
@@ -46,13 +39,9 @@ class PausedRequests:
     def __init__(
         self, timeout_s: float, *, is_contended: Callable[[Request], bool], end: Callable[[Request, Finish], object]
     ) -> None:
-        """Starts empty.
+        """Starts empty; a request may be paused for `timeout_s` while others want what it holds.
 
-        Args:
-            timeout_s: How long a request may be paused while others want what it holds.
-            is_contended: Tells whether others than a request's call do: those that wait for room, or operations that
-                wait for requests.
-            end: Ends the call of a request.
+        `is_contended` tells whether other calls that wait for room do, or operations that wait for requests.
         """
         self._timeout_s = timeout_s
         self._is_contended = is_contended

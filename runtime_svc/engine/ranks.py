@@ -1,15 +1,24 @@
-"""The protocol of rank groups; `execution.ranks.group.RankGroup` implements it."""
+"""The protocol of rank groups, which `execution.ranks.group.RankGroup` implements, and how one replaces another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
+import structlog
+
+from bundle.errors import KilnError, ResourcesShort
+from bundle.host.shortage import lasting_delays, naming_shortages
 from execution.errors import RankLost
 from execution.step import Step, StepResult
+
+#: Seconds before each launch; if the last one fails, the engine fails.
+RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
+
+_log = structlog.get_logger("engine")
 
 
 class Ranks(Protocol):
@@ -70,3 +79,23 @@ class RankLauncher(Protocol):
 
     async def warm_up(self, ranks: Ranks) -> None:
         """Warms ranks up that have just got their first weights."""
+
+
+async def relaunch(launcher: RankLauncher, deployment_id: str, on_shortage: Callable[[ResourcesShort], None]) -> Ranks:
+    """Launches ranks, a few times if that fails, and as often as it takes while the host is short of something."""
+    delays_s, shortage_delays_s = iter(RESTART_DELAYS_S), lasting_delays()
+    delay_s: float | None = next(delays_s)
+    while True:
+        await asyncio.sleep(delay_s or 0.0)
+        try:
+            with naming_shortages():
+                return await launcher.launch()
+        except ResourcesShort as shortage:
+            _log.warning("restart is delayed", deployment_id=deployment_id, error=str(shortage))
+            on_shortage(shortage)
+            delay_s = next(shortage_delays_s)
+        except KilnError as failure:
+            _log.warning("restart failed", deployment_id=deployment_id, error=str(failure))
+            delay_s = next(delays_s, None)
+            if delay_s is None:
+                raise

@@ -32,12 +32,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """The conditions that end a sequence.
+    """The conditions that end a sequence; `max_new_tokens` is at least 1.
 
-    Attributes:
-        max_new_tokens: The limit in force, at least 1.
-        stop_strings: Text that ends generation.
-        stop_token_ids: Tokens that end generation, the bundle's own included unless the request ignores them.
+    `stop_token_ids` include the bundle's own unless the request ignores them.
     """
 
     max_new_tokens: int
@@ -55,12 +52,7 @@ class StallAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StallPolicy:
-    """What becomes of a sequence while its client does not read.
-
-    Attributes:
-        action: What it does.
-        timeout_s: How long a response may wait for the client before the call ends.
-    """
+    """What a sequence does while its client does not read; the call ends once a response has waited for `timeout_s`."""
 
     action: StallAction
     timeout_s: float
@@ -92,13 +84,9 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended.
+    """How a sequence ended: STOP_STRING comes with the string that stopped it, STOP_TOKEN with the token.
 
-    Attributes:
-        reason: Why.
-        stop_string: The string that stopped it, for STOP_STRING.
-        stop_token_id: The token that stopped it, for STOP_TOKEN.
-        error: The error that the call ends with, for TIME, ABORTED and ERROR.
+    TIME, ABORTED and ERROR come with the error that the call ends with.
     """
 
     reason: FinishReason
@@ -151,13 +139,9 @@ class Timeline:
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The server's bounds on sessions. A caller at one of them loses the session unused for longest.
+    """The server's bounds on sessions of one deployment. A caller at one of them loses the session unused for longest.
 
-    Attributes:
-        default_ttl_s: How long a session is kept after its last request, for clients that choose no time.
-        max_ttl_s: The longest that a client may choose.
-        max_sessions: Sessions of one deployment.
-        max_caller_sessions: Of those, sessions of one caller.
+    A session is kept for `default_ttl_s` after its last request, or as long as its client chooses, up to `max_ttl_s`.
     """
 
     default_ttl_s: float = 600.0
@@ -172,8 +156,6 @@ class Session:
 
     Attributes:
         owner: Who uses it; no other caller finds it.
-        session_id: Its name, which the client chose.
-        ttl_s: How long it is kept after its last request.
         last_used_s: When its last request came or ended, in seconds of the event loop's clock.
         user: Its request that has not ended; None between requests.
         prefix_root: That of the request that computed `token_ids`.
@@ -283,9 +265,7 @@ class Request:
         """Returns the sequences of a call that wants `count` of them for this request's prompt; it is the first.
 
         Each has a seed of its own, the request's plus its index modulo 2**64, so that a call with that seed repeats it.
-
-        Args:
-            count: At least 1. More only without session and capture, before anything is computed.
+        More than one only without session and capture, before anything is computed.
         """
         if count == 1:
             return (self,)

@@ -10,21 +10,20 @@ from typing import Any, Final
 from bundle.errors import KilnError
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.pauses import PausedRequests
-from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.sessions import SessionTable
-from runtime_svc.engine.streams import MergedStream, OutputStream
+from runtime_svc.engine.streams import MergedStream, OutputStream, OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.suspects import SuspectPrompts
 from runtime_svc.errors import (
     DeadlineExceeded,
     NumericsInvalid,
+    PromptQuarantined,
     QueueFull,
     RequestAborted,
     RequestIdInUse,
 )
-from runtime_svc.quarantine_errors import PromptQuarantined
 
 #: Output texts, each with its new tokens -> for each the error that ends its request; None if the text is made.
 DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
@@ -38,13 +37,7 @@ _GOOD_ENDS: Final = frozenset({FinishReason.STOP_TOKEN, FinishReason.STOP_STRING
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """The sequences of one call.
-
-    Attributes:
-        requests: One for each, by index.
-        num_left: Those that have not ended.
-        deadline: Ends them; None if the call has no deadline.
-    """
+    """The sequences of one call, by index; `num_left` of them have not ended."""
 
     requests: Sequence[Request]
     num_left: int
@@ -54,20 +47,12 @@ class _Call:
 class RequestTable:
     """Calls by owner and id, with the streams of their sequences and their deadlines.
 
-    A sequence ends by its own tokens, text or numbers; all other causes end its call, all sequences at once.
-
-    The first cause that ends a request wins: `Request.claim_finish` decides, and only the winner writes the terminal
-    event.
+    A sequence ends by its own tokens, text or numbers; all other causes end its call, all sequences at once. The first
+    cause that ends a request wins: `Request.claim_finish` decides, and only the winner writes the terminal event.
     """
 
     def __init__(self, scheduler: Scheduler, config: EngineConfig, *, wake: Callable[[], None]) -> None:
-        """Starts empty.
-
-        Args:
-            scheduler: Where requests wait and run.
-            config: Bounds.
-            wake: Called when there may be something to schedule.
-        """
+        """Starts empty; calls `wake` when there may be something to schedule."""
         self._scheduler = scheduler
         self._stream_capacity = config.stream_capacity
         self._wake = wake
@@ -101,18 +86,9 @@ class RequestTable:
     def submit(
         self, requests: Sequence[Request], texts: Sequence[OutputText], *, deadline_s: float | None
     ) -> OutputStream | MergedStream:
-        """Queues the sequences of a call, all or none.
+        """Queues the sequences of a call, all or none; they are admitted, with nothing computed, see `Request.fan_out`.
 
-        Args:
-            requests: Those of one call, see `Request.fan_out`: admitted, with nothing computed.
-            texts: The output text of each.
-            deadline_s: When to end the call, by the event loop's clock; None for never.
-
-        Raises:
-            RequestIdInUse: A request of this owner with this id has not ended.
-            QueueFull: Too many wait.
-            PromptQuarantined: Ranks were lost over its prompt.
-            SessionBusy, TooManySessions: See `SessionTable.join`.
+        The call ends at `deadline_s` by the event loop's clock; None for never.
         """
         first = requests[0]
         if first.call_id in self._calls:
@@ -151,11 +127,7 @@ class RequestTable:
     def abort(self, request_id: str, cause: str, *, owner: str = "", reaches_all: bool = False) -> bool:
         """Ends an owner's call for `cause`; False if it has ended already, or never was.
 
-        Args:
-            request_id: Its id.
-            cause: Who ends it, for its client.
-            owner: Whose call it is.
-            reaches_all: If the owner has no call with this id, end those of all others that have one.
+        With `reaches_all`, if the owner has no call with this id, ends those of all others that have one.
         """
         found = [self._calls[owner, request_id]] if (owner, request_id) in self._calls else []
         if not found and reaches_all:
@@ -163,11 +135,7 @@ class RequestTable:
         return sum([self.end(call.requests[0], aborted(call.requests[0], cause)) for call in found]) > 0
 
     def end(self, request: Request, finish: Finish) -> int:
-        """Ends all sequences of a request's call that have not ended, and frees their parts of the KV cache.
-
-        Returns:
-            How many this call ended.
-        """
+        """Ends the sequences of a request's call, frees their parts of the KV cache, and returns how many it ended."""
         # The id may be that of a later call by now.
         call = self._calls.get(request.call_id)
         if call is None or request not in call.requests:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime_svc.engine.errors import SessionBusy, SessionNotFound, TooManySessions
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import Request, Session, SessionLimits
+from runtime_svc.errors import SessionBusy, SessionNotFound, TooManySessions
 
 
 class SessionTable:
@@ -16,13 +16,7 @@ class SessionTable:
     """
 
     def __init__(self, kv: KvManager, limits: SessionLimits, *, now: Callable[[], float]) -> None:
-        """Starts empty.
-
-        Args:
-            kv: Keeps what sessions have computed.
-            limits: Bounds.
-            now: Tells the time, in seconds.
-        """
+        """Starts empty; `now` tells the time, in seconds."""
         self._kv = kv
         self._limits = limits
         self._now = now
@@ -33,12 +27,7 @@ class SessionTable:
         return len(self._sessions)
 
     def join(self, named: Session, request: Request) -> Session:
-        """Lets a new request use the session of a name, in place of the new one that admission made.
-
-        Raises:
-            SessionBusy: A request of the session has not ended.
-            TooManySessions: It would be a new one, and requests use all that may be.
-        """
+        """Lets a new request use the session of a name, in place of the new one that admission made."""
         self._forget_expired()
         session = self._sessions.get((named.owner, named.session_id))
         if session is None:
@@ -55,12 +44,7 @@ class SessionTable:
         return sorted((one for one in self._sessions.values() if one.owner == owner), key=lambda one: one.session_id)
 
     def check_idle(self, owner: str, session_id: str) -> Session:
-        """Returns a session that no request uses.
-
-        Raises:
-            SessionNotFound: The owner has none with this id.
-            SessionBusy: A request of it has not ended.
-        """
+        """Returns a session that no request uses."""
         self._forget_expired()
         session = self._sessions.get((owner, session_id))
         if session is None:
@@ -70,11 +54,7 @@ class SessionTable:
         return session
 
     def erase(self, owner: str, session_id: str) -> list[int]:
-        """Ends a session, so that no request finds what it computed; returns blocks of the KV cache to overwrite.
-
-        Raises:
-            SessionNotFound, SessionBusy: See `check_idle`.
-        """
+        """Ends a session, so that no request finds what it computed; returns blocks of the KV cache to overwrite."""
         session = self.check_idle(owner, session_id)
         blocks = self._kv.erase(session)
         self._end(session)

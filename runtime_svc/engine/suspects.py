@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtime_svc.engine.request import Request
-from runtime_svc.quarantine_errors import PromptQuarantined
+from runtime_svc.errors import PromptQuarantined
 
 #: Losses of ranks after which a prompt is refused, or runs alone.
 MAX_LOSSES: Final = 2
@@ -36,8 +36,6 @@ _MAX_STEPS_UNDER_WAY: Final = 2
 
 @dataclass(slots=True)
 class _Suspect:
-    """What is known of one prompt."""
-
     #: When it is forgotten, by the event loop's clock.
     expires_s: float
     losses: int = 0
@@ -54,7 +52,6 @@ class SuspectPrompts:
     """
 
     def __init__(self) -> None:
-        """Suspects nothing."""
         self._key = os.urandom(32)
         #: By digest, the newest last. The way of a request looks here only if there are any.
         self.entries: OrderedDict[bytes, _Suspect] = OrderedDict()
@@ -77,11 +74,7 @@ class SuspectPrompts:
             self.entries.popitem(last=False)
 
     def admit(self, request: Request, now_s: float) -> None:
-        """Refuses a request, lets it run alone for a while, or lets it pass.
-
-        Raises:
-            PromptQuarantined: Its prompt is quarantined.
-        """
+        """Refuses a request, lets it run alone for a while, or lets it pass."""
         digest = self._digest(request)
         suspect = self._find(digest, now_s)
         if suspect is None or suspect.losses < MAX_LOSSES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -18,15 +19,17 @@ from execution.text.control import (
     EncodeText,
     Load,
     Loaded,
+    SequenceTokens,
+    TokenPiece,
     pack_ids,
     unpack_ids,
 )
+from execution.text.decoder import TokenDecoder
+from execution.text.detokenizer import Detokenizer
 from execution.text.handle import TextLimits, TextProcess
 from execution.text.prompt import Prompt, TextPrompt, TokenPrompt, prompt_size
 from execution.text.token_table import make_decoder
-from runtime_svc.text.output import NoText, PiecewiseText, SequenceText
-from runtime_svc.text.text_queue import TextQueue
-from runtime_svc.text.workers import TextWorkers
+from runtime_svc.text.text_queue import TextQueue, TextWorkers
 
 _ENCODING: Final = "making tokens of the prompt"
 _DECODING: Final = "making text of tokens"
@@ -40,7 +43,6 @@ class TextCodec:
     """
 
     def __init__(self, queue: TextQueue | None, loaded: Loaded | None, workers: TextWorkers) -> None:
-        """Takes a queue in front of a process and what the process told; None of both without a tokenizer."""
         self._queue = queue
         self._workers = workers
         self._decoder = None if loaded is None or loaded.table is None else make_decoder(loaded.table)
@@ -58,18 +60,7 @@ class TextCodec:
         limits: TextLimits,
         workers: TextWorkers,
     ) -> TextCodec:
-        """Starts the text process of a deployment.
-
-        Args:
-            deployment_id: Of the deployment.
-            load: The files of its bundle; None if it has no tokenizer.
-            forkserver: Where the process comes from, as do those that replace it.
-            limits: What the process may take.
-            workers: Threads for long text.
-
-        Raises:
-            TextError: See `TextProcess.start`.
-        """
+        """Starts the text process of a deployment; `load` is None if its bundle has no tokenizer."""
         if load is None:
             return cls(None, None, workers)
         start = partial(TextProcess.start, load, forkserver, limits)
@@ -92,11 +83,7 @@ class TextCodec:
         return self._queue is not None and self._decoder is None
 
     async def encode(self, prompt: Prompt) -> Sequence[int]:
-        """Returns the token ids of a prompt that admission has checked.
-
-        Raises:
-            QueueFull, DeploymentNotReady, TextRefused, TextLimitExceeded, TextProcessLost: See `TextQueue.run`.
-        """
+        """Returns the token ids of a prompt that admission has checked."""
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids
         assert self._queue is not None
@@ -105,11 +92,7 @@ class TextCodec:
         return unpack_ids(answer.token_ids)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Returns the text of tokens. Bytes that form no character show as U+FFFD.
-
-        Raises:
-            QueueFull, DeploymentNotReady, TextLimitExceeded, TextProcessLost: See `TextQueue.run`.
-        """
+        """Returns the text of tokens. Bytes that form no character show as U+FFFD."""
         num_ids = len(token_ids)
         if self._decoder is not None:
             decode = partial(self._decoder.decode, skip_special_tokens=skip_special_tokens)
@@ -125,14 +108,7 @@ class TextCodec:
         return PiecewiseText(self._texts, stop_strings) if self.has_tokenizer else NoText()
 
     async def decode_step(self, new_tokens: Sequence[tuple[PiecewiseText, Sequence[int]]]) -> list[KilnError | None]:
-        """Makes the text of the tokens that a step gives to sequences, all in one call.
-
-        Args:
-            new_tokens: Sequences, each with its new tokens.
-
-        Returns:
-            For each sequence the error that ends it; None if its text is there.
-        """
+        """Makes the text of the tokens that a step gives, in one call; returns each sequence's error or None."""
         assert self._queue is not None
         call = DecodeStep(sequences=[text.describe(token_ids) for text, token_ids in new_tokens])
         try:
@@ -155,3 +131,126 @@ class TextCodec:
     async def _decode_alone(self, new_tokens: tuple[PiecewiseText, Sequence[int]]) -> KilnError | None:
         (error,) = await self.decode_step([new_tokens])
         return error
+
+
+class SequenceText:
+    """Detokenizes a sequence and watches for stop strings."""
+
+    def __init__(self, decoder: TokenDecoder, stop_strings: Sequence[str]) -> None:
+        self._decoder = decoder
+        self._detokenizer = Detokenizer(decoder.decode, decoder.decode_one)
+        self._matcher = StopStringMatcher(stop_strings)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has met; None before."""
+        return self._matcher.matched
+
+    def push(self, token_id: int) -> str:
+        """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
+        return self._matcher.push(self._detokenizer.push(token_id))
+
+    def flush(self) -> str:
+        """Returns the text that is still held back at the end of the sequence."""
+        return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
+
+    def token_text(self, token_id: int) -> str:
+        """Returns the text of one token alone."""
+        return self._decoder.token_text(token_id)
+
+
+class PiecewiseText:
+    """The text of a sequence that a text process detokenizes: before a token is pushed, `take` has got its piece."""
+
+    def __init__(self, texts: Sequence[str], stop_strings: Sequence[str]) -> None:
+        self._texts = texts
+        self._matcher = StopStringMatcher(stop_strings)
+        self._pieces = deque[TokenPiece]()
+        self._newest = TokenPiece(text="", rest="", window=[], num_emitted=0)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has met; None before."""
+        return self._matcher.matched
+
+    def describe(self, token_ids: Sequence[int]) -> SequenceTokens:
+        """Returns what the process needs to make the pieces of the next tokens."""
+        return SequenceTokens(self._newest.window, self._newest.num_emitted, list(token_ids))
+
+    def take(self, pieces: Sequence[TokenPiece]) -> None:
+        """Takes the pieces of the next tokens, of which the sequence may leave the last ones out."""
+        self._pieces = deque(pieces)
+
+    def push(self, token_id: int) -> str:  # noqa: ARG002 - its piece is known
+        """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
+        self._newest = self._pieces.popleft()
+        return self._matcher.push(self._newest.text)
+
+    def flush(self) -> str:
+        """Returns the text that is still held back at the end of the sequence."""
+        rest, self._newest = self._newest.rest, TokenPiece(text="", rest="", window=[], num_emitted=0)
+        return self._matcher.push(rest) + self._matcher.flush()
+
+    def token_text(self, token_id: int) -> str:
+        """Returns the text of one token alone."""
+        return self._texts[token_id] if token_id < len(self._texts) else ""
+
+
+class NoText:
+    """The output text of a bundle without a tokenizer: it is always empty."""
+
+    stop_string: str | None = None
+
+    def push(self, token_id: int) -> str:  # noqa: ARG002
+        """Takes the next token; returns no text."""
+        return ""
+
+    def flush(self) -> str:
+        """Returns no text."""
+        return ""
+
+    def token_text(self, token_id: int) -> str:  # noqa: ARG002
+        """Returns no text for any token."""
+        return ""
+
+
+class StopStringMatcher:
+    """Finds the stop string that is complete first, in text that comes in pieces of any length.
+
+    If two end at the same character, the one that begins earlier wins. The matcher holds back text that may begin a
+    stop string. It delivers the text before a stop string, never the stop string or the text behind it.
+    """
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        assert all(stop_strings), "a stop string is empty"
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""
+        #: The stop string that the text has met; None before.
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Takes the next piece; returns the text to deliver. After a stop string, returns no text."""
+        if not self._stop_strings:
+            return text
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        found = [(start + len(stop), start, stop) for stop in self._stop_strings if (start := text.find(stop)) >= 0]
+        if found:
+            _, start, self.matched = min(found)
+            self._held = ""
+            return text[:start]
+        held = max((_overlap(text, stop) for stop in self._stop_strings), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """Returns the text that is still held back at the end: it became no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the length of the longest end of `text` that begins `stop` without completing it."""
+    longest = min(len(stop) - 1, len(text))
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

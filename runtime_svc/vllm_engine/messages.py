@@ -13,11 +13,11 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from bundle.errors import FieldViolation, KilnError
 from edge.access.principal import ANONYMOUS, Principal
 from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
-from runtime_svc.admission import GenerationCall
+from runtime_svc.admission.calls import GenerationCall
+from runtime_svc.api.generation import ABORT_CAUSE
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
-from runtime_svc.generation_service import ABORT_CAUSE
 
 #: Fields of a request that Kiln reads, or that change nothing because they concern text: answers have token ids only.
 SERVED: Final = frozenset(
@@ -74,12 +74,7 @@ _FINISH_REASONS: Final = {
 
 
 def check_served(request: pb.GenerateRequest) -> None:
-    """Checks that a request asks only for what Kiln does.
-
-    Raises:
-        FeatureNotServed: A field that is not in SERVED has a value that is not neutral; names each such field.
-        RequestInvalid: The request has no prompt.
-    """
+    """Checks that a request asks only for what Kiln does."""
     violations = []
     for path, value in _list_fields(request):
         if path not in SERVED and value != NEUTRAL.get(path):
@@ -95,11 +90,6 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
     """Converts a request that passed `check_served`.
 
     Unset fields become None. So do a `top_p` and a `top_k` of 0, and `n` 0 is 1: the API cannot tell them from unset.
-
-    Args:
-        request: The request.
-        request_id: The client's, or the call's.
-        caller: Who calls, to whom request id and prefixes belong.
     """
     params = request.sampling_params
     return GenerationCall(
@@ -150,7 +140,6 @@ class Answer:
     """The messages that a client gets: for each sequence chunks of new tokens if it streams, and one at its end."""
 
     def __init__(self, call: GenerationCall, *, is_streamed: bool) -> None:
-        """Starts before the first event."""
         self._call = call
         self._is_streamed = is_streamed
         self._num_prompt_tokens = 0

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
+import re
 import time
+import zipfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from typing import Any, Final
 
@@ -19,10 +23,13 @@ from smg_grpc_proto.generated import common_pb2
 
 from bundle.errors import FieldViolation, KilnError
 from bundle.manifest import Manifest
+from bundle.store.reader import Bundle
 from edge.access.principal import PRINCIPAL
-from edge.access_log import bind_request_id, bound_request_id, describe_call
+from edge.interceptor import describe_call
 from edge.request_id import REQUEST_ID
-from runtime_svc.capabilities import Capabilities
+from edge.surroundings import bind_request_id, bound_request_id
+from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.api.generation import abort_request, conclude_stream, find_deadline
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
@@ -36,15 +43,14 @@ from runtime_svc.errors import (
     PromptTooLong,
     RequestInvalid,
 )
-from runtime_svc.generation_service import abort_request, conclude_stream, find_deadline
 from runtime_svc.vllm_engine.messages import (
     Answer,
     call_from_pb,
     check_served,
     find_error,
+    prompt_size_from_pb,
     rename_fields,
 )
-from runtime_svc.vllm_engine.tokenizer_archive import make_tokenizer_archive
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -58,12 +64,6 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
     """Speaks for one deployment: the API has no field that names one."""
 
     def __init__(self, deployments: Deployments, deployment_id: str | None) -> None:
-        """Takes the deployments.
-
-        Args:
-            deployments: Those of the runtime.
-            deployment_id: The one to speak for; None for the only one that serves.
-        """
         self._deployments = deployments
         self._deployment_id = deployment_id
         self._started_at_s = time.monotonic()
@@ -77,10 +77,11 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             bind_request_id(context, request.request_id)
         check_served(request)
         request_id = request.request_id or bound_request_id()
-        call = call_from_pb(request, request_id=request_id, caller=PRINCIPAL.get())
+        convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
         try:
             deployment = self._deployments.get_for_requests(self._choose().deployment_id)
             describe_call(deployment_id=deployment.deployment_id)
+            call = await deployment.convert(prompt_size_from_pb(request), request.ByteSize(), convert)
             stream = await deployment.generate(call, deadline_s=find_deadline(context))
         # The client cannot name a deployment: this says nothing of its request, and routers try another runtime.
         except (DeploymentNotChosen, DeploymentNotFound, DeploymentNotReady) as error:
@@ -219,12 +220,6 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             return None
 
     def _choose(self) -> Deployment:
-        """Returns the deployment to speak for.
-
-        Raises:
-            DeploymentNotFound: There is none with the id of `--engine-deployment`.
-            DeploymentNotChosen: No id was given, and not exactly one deployment serves.
-        """
         if self._deployment_id is not None:
             return self._deployments.get(self._deployment_id)
         serving = [one for one in self._deployments.list() if one.state in _SERVING_STATES]
@@ -234,11 +229,6 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
 
 
 def _describe(deployment: Deployment) -> tuple[Capabilities, Manifest]:
-    """Returns what a deployment takes, and its manifest.
-
-    Raises:
-        DeploymentNotReady: It does not serve.
-    """
     capabilities = deployment.require_serving().capabilities
     assert deployment.bundle is not None
     return capabilities, deployment.bundle.manifest
@@ -265,3 +255,29 @@ def _load_to_pb(engine: Engine) -> pb.SchedulerLoad:
         max_running_requests=scheduler.max_running,
         num_waiting_uncached_tokens=scheduler.num_waiting_tokens,
     )
+
+
+def make_tokenizer_archive(bundle: Bundle) -> bytes:
+    """Returns a ZIP archive of the tokenizer's files. Slow: call it in a thread.
+
+    Beside the files of the checkpoint it has what the manifest says: the chat templates, and the tokens that end a
+    sequence, whose text routers leave out. Equal tokenizers give equal bytes.
+    """
+    manifest = bundle.manifest
+    assert manifest.tokenizer is not None
+    files = {file.title: bundle.blob_path(file.blob).read_bytes() for file in manifest.tokenizer.files}
+    # Routers look here for images that a model takes. Of a file that is missing they ask the Hub, SMG at every chat.
+    files["config.json"] = b"{}"
+    files["generation_config.json"] = json.dumps({"eos_token_id": manifest.tokens.eos}).encode()
+    if manifest.tokenizer.chat_template is not None:
+        files["chat_template.jinja"] = manifest.tokenizer.chat_template.encode()
+    for number, (name, source) in enumerate(sorted(manifest.tokenizer.chat_templates.items())):
+        # A name of a configuration may be none for a file.
+        title = name if re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) else str(number)
+        files[f"additional_chat_templates/{title}.jinja"] = source.encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for title, data in sorted(files.items()):
+            # ZipInfo has a constant time; of a plain name, the archive would take the time of now.
+            archive.writestr(zipfile.ZipInfo(title), data, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()

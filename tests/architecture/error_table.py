@@ -1,9 +1,15 @@
-"""Writes docs/errors.md from the code: `python -m tests.architecture.error_table`."""
+"""Writes what `kiln errors` says about the services' errors: `python -m tests.architecture.error_table`."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import bundle
 import compiler_svc
@@ -11,72 +17,96 @@ import edge
 import execution
 import runtime_svc
 import targets
-from bundle.errors import KilnError
-from compiler_svc.api.status import STATUS_TABLE as COMPILER_TABLE
-from edge.status import EDGE_STATUSES, StatusTable
-from runtime_svc.status import STATUS_TABLE as RUNTIME_TABLE
+from bundle.errors import FieldViolation, KilnError
+from compiler_svc.api.status import CODES
+from edge.status import find_code
 from tests.repository import ROOT
 
 PACKAGES = (bundle, targets, edge, execution, compiler_svc, runtime_svc)
-PAGE = ROOT / "docs" / "errors.md"
-HEAD = """\
-# Errors
-
-Made from the code by `make docs`; a test compares the two.
-
-Every failed call carries `google.rpc.ErrorInfo` (domain `kiln`, the reason below, every variable of the message as
-metadata) in `grpc-status-details-bin`. Mistakes in the request add `google.rpc.BadRequest` with one violation each:
-field, value, what is accepted. Failures worth repeating add `google.rpc.RetryInfo`. Reasons are part of the API: they
-do not change.
-"""
+TABLE = ROOT / "clients" / "python" / "kiln_client" / "cli" / "service_errors.json"
+#: The service whose errors a package has; what other packages have, both may answer with.
+SERVICES: Final = {"compiler_svc": "compiler", "runtime_svc": "runtime"}
+VIOLATION: Final = FieldViolation("a", "1", "2")
+#: An argument for a parameter, by the first word of its type.
+SAMPLES: Final[dict[str, Any]] = {
+    "str": "x",
+    "int": 1,
+    "float": 1.0,
+    "bool": True,
+    "object": "x",
+    "Path": Path("x"),
+    "FieldViolation": VIOLATION,
+    "tuple": ("x", "y"),
+    "Sequence": (),
+    "Iterable": (),
+    "Mapping": {},
+}
 
 
 def error_classes() -> list[type[KilnError]]:
-    """Every named error of the services and of what they stand on."""
+    """Every error of the services and of what they stand on, but roots of others, which no code raises."""
     for package in PACKAGES:
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if module.name.rpartition(".")[2] == "errors":
+            if module.name.endswith("errors"):
                 importlib.import_module(module.name)
-    found: dict[type[KilnError], None] = {}
-    queue = KilnError.__subclasses__()
-    while queue:
-        error = queue.pop(0)
-        if is_own(error):
-            found[error] = None
-        queue += error.__subclasses__()
-    return list(found)
+    found = {error for error in _walk(KilnError) if _is_own(error)}
+    roots = {error for error in found if error.__init__ is KilnError.__init__ and error.__subclasses__()}
+    return sorted(found - roots, key=lambda one: (one.reason, one.__module__.count("."), one.__module__, one.__name__))
 
 
-def is_own(error: type[KilnError]) -> bool:
+def _walk(root: type[KilnError]) -> Iterator[type[KilnError]]:
+    for error in root.__subclasses__():
+        yield error
+        yield from _walk(error)
+
+
+def _is_own(error: type[KilnError]) -> bool:
     """Whether a package of ours has the error; tests have some of their own."""
     return error.__module__.partition(".")[0] in {package.__name__ for package in PACKAGES}
 
 
-def code_of(error: type[KilnError], table: StatusTable) -> str:
-    """Code that a service answers with; empty if it never meets the error."""
-    return next((table[base].name for base in error.__mro__ if base in table), "")  # type: ignore[index]
+def make_error(error: type[KilnError]) -> KilnError:
+    """Makes an error with a sample for each parameter that no default fills."""
+    parameters = error.variables.parameters.values() or [*inspect.signature(error.__init__).parameters.values()][1:]
+    needed = [
+        one
+        for one in parameters
+        if (one.default is one.empty or not one.default) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    return error(**{one.name: _sample(one.annotation) for one in needed})
 
 
-def render_table(title: str, table: StatusTable, packages: set[str]) -> str:
-    """One service's errors as a Markdown table, by reason."""
-    rows = {}
-    # Of several errors with one reason the outermost module explains it, in whatever order they were imported.
-    for error in sorted(error_classes(), key=lambda one: (one.__module__.count("."), one.__module__, one.__name__)):
-        code = code_of(error, table)
-        if code and error.__module__.partition(".")[0] in packages and not any(map(is_own, error.__subclasses__())):
-            meaning = (error.__doc__ or "").strip().splitlines()[0]
-            rows.setdefault(error.reason, f"| `{error.reason}` | {code} | {meaning} |")
-    lines = "\n".join(rows[reason] for reason in sorted(rows))
-    return f"## {title}\n\n| reason | code | meaning |\n|---|---|---|\n{lines}\n"
+def _sample(annotation: str) -> Any:
+    if annotation.endswith("[FieldViolation]"):
+        return [VIOLATION]
+    return SAMPLES[re.split(r"\W", annotation.removeprefix("Unsaid["))[0]]
 
 
-def render_page() -> str:
-    """The whole page."""
-    both = render_table("Both services", EDGE_STATUSES, {"edge"})
-    compiler = render_table("compiler_svc", COMPILER_TABLE, {"bundle", "compiler_svc", "execution", "targets"})
-    runtime = render_table("runtime_svc", RUNTIME_TABLE, {"bundle", "execution", "runtime_svc", "targets"})
-    return f"{HEAD}\n{both}\n{compiler}\n{runtime}"
+def describe(error: type[KilnError]) -> dict[str, Any]:
+    """Says what a person may ask about an error."""
+    made, service = make_error(error), SERVICES.get(error.__module__.partition(".")[0], "")
+    codes = {"compiler": find_code(error, CODES), "runtime": find_code(error)}
+    if service or len({*codes.values()}) == 1:
+        codes = {service: codes[service or "runtime"]}
+    row = {
+        "reason": error.reason,
+        "codes": codes,
+        "meaning": (error.__doc__ or "").partition("\n")[0],
+        "fields": sorted(made.metadata),
+        "names_mistakes": bool(made.violations),
+        "may_repeat": made.retry_after_s is not None,
+    }
+    return {key: value for key, value in row.items() if value}
+
+
+def render_table() -> str:
+    """The whole file. Of several errors of one service with one reason, the outermost module explains it."""
+    rows: dict[tuple[str, ...], str] = {}
+    for error in error_classes():
+        row = describe(error)
+        rows.setdefault((error.reason, *row["codes"]), json.dumps(row))
+    return "[\n" + ",\n".join(rows.values()) + "\n]\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render_page())
+    TABLE.write_text(render_table())

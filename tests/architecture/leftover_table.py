@@ -1,13 +1,13 @@
-"""Writes the table of leftovers into docs/operations.md: `python -m tests.architecture.leftover_table`."""
+"""Writes the table of leftovers into docs/operations/processes.md: `python -m tests.architecture.leftover_table`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.leftovers import DESCRIPTORS, LEFTOVERS, PLACES, WORDS, Moment
+from tests.leftovers import LEFTOVERS, PLACES, WORDS
 from tests.repository import ROOT
 
-PAGE = ROOT / "docs" / "operations.md"
+PAGE = ROOT / "docs/operations/processes.md"
 BEGIN = "<!-- leftovers: made from the code by `make docs` -->\n"
 END = "<!-- end of leftovers -->\n"
 
@@ -15,14 +15,15 @@ END = "<!-- end of leftovers -->\n"
 def render_table() -> str:
     """Who may leave what, where, and who removes it when."""
     rows = [
-        (_join(row.processes), row.what, f"`{row.shown}` in {PLACES[row.place]}", row.remover, WORDS[row.moment])
+        (
+            _join(row.processes),
+            row.what,
+            f"`{row.shown}` in {PLACES[row.place]}",
+            f"{row.remover}; {WORDS[row.moment]}",
+        )
         for row in LEFTOVERS
     ]
-    rows += [
-        (_join(row.holders), row.what, "memory and sockets, without names", row.closer, WORDS[Moment.NOTICED])
-        for row in DESCRIPTORS
-    ]
-    head = ("| process that dies | may leave | where | who removes it | when |", "|---|---|---|---|---|")
+    head = ("| process that dies | may leave | where | removed by; when |", "|---|---|---|---|")
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 

@@ -7,8 +7,8 @@ from itertools import groupby
 from compiler_svc.api.access_rules import RULES as COMPILER_RULES
 from edge.access.principal import Scope
 from edge.access.rules import SERVER_RULES, Rule, Rules
-from runtime_svc.access_rules import RULES as RUNTIME_RULES
-from runtime_svc.access_rules import make_engine_rules
+from runtime_svc.api.access_rules import RULES as RUNTIME_RULES
+from runtime_svc.api.access_rules import make_engine_rules
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "scopes.md"
@@ -17,10 +17,10 @@ HEAD = """\
 
 Made from the code by `make docs`; a test compares the two, and another one calls every method without a token.
 
-[Who may do what](operations.md#who-may-do-what) says where principals and their scopes come from. A principal needs one
-of the scopes of a method; no scope contains another one. *Patterns* says which name in the request the principal's
-patterns must admit, if it has patterns. *Audited* calls have a line in the audit log when they are allowed; refused
-calls always have one.
+[Secure](operations/secure.md#principals-and-scopes) says where principals and their scopes come from. A
+principal needs one of the scopes of a method; no scope contains another one. *Patterns* says which name in the request
+the principal's patterns must admit, if it has patterns. *Audited* calls have a line in the audit log when they are
+allowed; refused calls always have one.
 """
 
 

@@ -15,11 +15,12 @@ from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.config.submodels import SubmodelShape
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.activations import measure_activations
+from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
-from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
+from runtime_svc.engine.scheduler.policy import AlternatingSteps
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from tests.bundles.manifests import make_executable
 
@@ -96,6 +97,7 @@ def test_usage_counts_the_padding_of_prompts(name: str, padding: list[int]) -> N
 )
 def test_only_a_step_of_one_token_a_row_has_a_step_planned_behind_it(name: str, is_planned: bool) -> None:
     scheduler, plan = schedule(name, 1)
-    buckets = BucketTable((), (plan.executable,), packs_rows=True, max_sequences=1, rooms={})
-    behind = AsyncScheduling(scheduler, buckets, begin=None, is_on=True).plan_behind(plan)  # type: ignore[arg-type]
-    assert (behind is not None) == is_planned
+    rooms = {(8, 0): plan.executable}
+    buckets = BucketTable((), (plan.executable,), packs_rows=True, max_sequences=1, rooms=rooms)
+    scheduler.policy = AlternatingSteps(buckets, ChunkLimits())
+    assert (scheduler.schedule_behind(plan) is not None) == is_planned

@@ -26,7 +26,7 @@ def rows() -> list[MetricRow]:
     """The metrics of both services, none of which is read."""
     nothing: Any = SimpleNamespace(resources=None)
     nothing.stages_s = {}
-    server = EdgeServer(EdgeConfig("127.0.0.1:0"), status_table={}, services=[], register=lambda _: None)
+    server = EdgeServer(EdgeConfig("127.0.0.1:0"), services=[], register=lambda _: None)
     return [*list_runtime_metrics(nothing), *list_compiler_metrics(nothing, nothing), *server.list_metrics()]
 
 
@@ -43,7 +43,7 @@ def expressions() -> dict[str, str]:
 
 
 async def test_the_page_lists_every_metric() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/operations/metrics.md").read_text()
     section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
     listed = {name for line in section.splitlines() if line.startswith("|") for name in NAME.findall(line)}
     assert listed == {row.name + ("_total" if row.kind == "counter" else "") for row in rows()}

@@ -1,16 +1,14 @@
-"""Pages point at what exists: links between pages, and the glossary's paths."""
+"""Pages point at what exists: links between pages, paths of the glossary and of CONTRIBUTING.md, architectures."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from compiler_svc.models.registry import list_families, list_nested_families
+from tests.architecture.sources import list_tracked
 from tests.repository import ROOT
 
-PAGES = subprocess.run(
-    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-).stdout.splitlines()
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 
 
@@ -20,7 +18,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", list_tracked("*.md"))
 def test_links_lead_somewhere(name: str) -> None:
     page = ROOT / name
     for link in LINK.findall(page.read_text()):
@@ -35,3 +33,17 @@ def test_paths_of_the_glossary_exist() -> None:
     assert len(rows) > 40
     missing = [path for path in rows if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()]
     assert missing == []
+
+
+def test_paths_of_contributing_exist() -> None:
+    """Paths with a folder, but for those with a part that stands for another, such as NAME or *."""
+    spans = re.findall(r"`([a-z._][\w./-]*/[\w./-]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = {path for path in spans if not re.search("NAME|SERVICE|NNNN", path)}
+    assert len(paths) > 60
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_architecture_has_a_row_in_the_page_of_models() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/models.md").read_text(), re.M)
+    assert set(rows) == {*list_families(), *list_nested_families()}
+    assert len(rows) == len(set(rows))

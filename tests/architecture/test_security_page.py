@@ -36,7 +36,6 @@ PAST_ATTACKS = (
     "Learning about the host from errors and reflection",
     "Many connections, streams or calls",
 )
-ACTORS = ("client", "checkpoint author", "bundle author", "store writer", "neighbour process", "operator")
 
 
 def named_tests() -> Iterator[str]:
@@ -68,8 +67,3 @@ def test_every_row_names_its_tests() -> None:
 
 def test_every_past_attack_has_a_row() -> None:
     assert [attack for attack in PAST_ATTACKS if not any(row[0].startswith(attack) for row in ROWS)] == []
-
-
-def test_every_actor_is_described() -> None:
-    who = PAGE.partition("## Who acts")[2].partition("\n## ")[0]
-    assert tuple(re.findall(r"^\| ([a-z ]+) \| ", who, re.MULTILINE))[1:] == ACTORS

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.architecture.sources import SERVING
 from tests.repository import ROOT
 
-PACKAGES = ("bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc")
 CREATE = {"create_task", "ensure_future", "Task"}
 ASK = {"result", "exception"}
 TOO_LATE = {"close", "stop", "__aexit__"}
@@ -95,7 +95,7 @@ class Source:
         return name == "report_failure" or any(asks)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", SERVING)
 def test_no_task_of_a_service_ends_unseen(package: str) -> None:
     paths = [path for path in sorted((ROOT / package).rglob("*.py")) if path != ROOT / "edge/supervision.py"]
     assert paths

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import tools
+from tests.architecture.sources import list_tracked
 from tests.repository import ROOT
 from tests.tools import read_sources, require_tool
 
@@ -17,7 +18,7 @@ CI_RUN = ROOT / ".ci/run"
 OTHER_LOOKUP = re.compile(r"shutil\.which\(|import which|importorskip|skipif")
 NAMES = sorted(read_sources())
 
-RUNS = ["make test require=1", "make test-slow MINUTES=32 require=1"]
+RUNS = ["make test require=1", "make test-slow MINUTES=74 require=1"]
 
 #: Stands for every program that .ci/run calls: it notes how it was called. Packages in $INSTALLED are installed.
 RECORDER = """#!/bin/sh
@@ -48,16 +49,12 @@ def write_program(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_missing_program_skips_with_its_source(programs: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.delenv("KILN_REQUIRE_TOOLS", raising=False)
-    with pytest.raises(pytest.skip.Exception, match=re.escape(f"{name} is not installed: {read_sources()[name]}")):
-        require_tool(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_missing_program_fails_in_ci(programs: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("KILN_REQUIRE_TOOLS", "1")
-    with pytest.raises(pytest.fail.Exception, match=re.escape(f"{name} is not installed: {read_sources()[name]}")):
+@pytest.mark.parametrize(("required", "outcome"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_missing_program_is_named_with_its_source(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, name: str, required: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("KILN_REQUIRE_TOOLS", required)
+    with pytest.raises(outcome, match=re.escape(f"{name} is not installed: {read_sources()[name]}")):
         require_tool(name)
 
 
@@ -88,64 +85,37 @@ def test_sources_name_packages() -> None:
 
 
 def test_tests_look_programs_up_in_one_place() -> None:
-    listed = subprocess.run(["git", "ls-files", "tests/*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     # What makes the environment of `make test-xla` is no test, and skips none.
     here = {Path(tools.__file__), Path(__file__), ROOT / "tests/device/xla/environment.py"}
-    files = [path for name in listed.stdout.splitlines() if (path := ROOT / name).exists() and path not in here]
+    files = [path for name in list_tracked("tests/*.py") if (path := ROOT / name) not in here]
     assert [path for path in files if OTHER_LOOKUP.search(path.read_text())] == []
 
 
-class CiRun:
+@pytest.mark.parametrize(
+    ("missing", "user_id", "installed"),
+    [(("postgresql", "skopeo"), 0, "postgresql skopeo"), ((), 1000, ""), (("skopeo",), 1000, None)],
+    ids=["installs what is missing", "installs nothing twice", "says what root must install"],
+)
+def test_ci(tmp_path: Path, missing: tuple[str, ...], user_id: int, installed: str | None) -> None:
     """Runs .ci/run with recorders instead of the programs that it calls."""
-
-    def __init__(self, directory: Path) -> None:
-        self._programs = directory / "recorders"
-        self._calls = directory / "calls"
-        for name in ("apt-get", "dpkg-query", "id", "make"):
-            write_program(self._programs / name, RECORDER)
-
-    def __call__(self, *, installed: set[str], user_id: int = 0) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-        environment = {
-            "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
-            "CALLS": str(self._calls),
-            "INSTALLED": " ".join(installed),
-            "USER_ID": str(user_id),
-        }
-        self._calls.write_text("")
-        result = subprocess.run([CI_RUN], env=environment, capture_output=True, text=True, check=False, timeout=60)
-        return result, self._calls.read_text().splitlines()
-
-
-@pytest.fixture
-def ci_run(tmp_path: Path) -> CiRun:
-    return CiRun(tmp_path)
-
-
-@pytest.fixture
-def packages() -> set[str]:
-    """Every package of the list."""
-    prefix = "Debian package "
-    return {source.removeprefix(prefix) for source in read_sources().values() if source.startswith(prefix)}
-
-
-def test_ci_installs_what_is_missing_and_requires_tools(ci_run: CiRun, packages: set[str]) -> None:
-    result, calls = ci_run(installed=packages - {"skopeo", "postgresql"})
+    for name in ("apt-get", "dpkg-query", "id", "make"):
+        write_program(tmp_path / "recorders" / name, RECORDER)
+    prefix, calls = "Debian package ", tmp_path / "calls"
+    packages = {source.removeprefix(prefix) for source in read_sources().values() if source.startswith(prefix)}
+    environment = {
+        "PATH": f"{tmp_path / 'recorders'}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "INSTALLED": " ".join(packages - {*missing}),
+        "USER_ID": str(user_id),
+    }
+    calls.touch()
+    result = subprocess.run([CI_RUN], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    install = "apt-get install --yes --no-install-recommends"
+    if installed is None:
+        assert result.returncode != 0
+        assert calls.read_text() == ""
+        assert f"sudo apt-get update && sudo {install} {' '.join(missing)}\n" in result.stderr
+        return
     assert result.returncode == 0, result.stderr
-    assert calls == [
-        "apt-get update require=",
-        "apt-get install --yes --no-install-recommends postgresql skopeo require=",
-        *RUNS,
-    ]
-
-
-def test_ci_installs_nothing_twice(ci_run: CiRun, packages: set[str]) -> None:
-    result, calls = ci_run(installed=packages, user_id=1000)
-    assert result.returncode == 0, result.stderr
-    assert calls == RUNS
-
-
-def test_ci_says_what_root_must_install(ci_run: CiRun, packages: set[str]) -> None:
-    result, calls = ci_run(installed=packages - {"skopeo"}, user_id=1000)
-    assert result.returncode != 0
-    assert calls == []
-    assert "sudo apt-get update && sudo apt-get install --yes --no-install-recommends skopeo\n" in result.stderr
+    installs = ["apt-get update require=", f"{install} {installed} require="] if installed else []
+    assert calls.read_text().splitlines() == [*installs, *RUNS]

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bundle.layout import Layout
-from bundle.oci import MANIFEST_TITLE
-from bundle.reader import open_bundle
-from bundle.writer import register_bundle
+from bundle.store.layout import Layout
+from bundle.store.oci import MANIFEST_TITLE
+from bundle.store.reader import open_bundle
+from bundle.store.writer import register_bundle
 
 #: Neither as canonical JSON would write them, nor within what it can write.
 NEW_FIELDS: dict[str, Any] = {"zebra": {"stripes": 2**70, "b": 1.50}, "aardvark": None}

@@ -14,12 +14,11 @@ from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 
 from bundle.digest import sha256_bytes
 from bundle.errors import BundleError
-from bundle.layout import Layout
 from bundle.manifest import Manifest, Tokenizer, TokenizerFile
-from bundle.oci import TOKENIZER_TYPE, WEIGHTS_TYPE
-from bundle.reader import open_bundle
-from bundle.writer import BundleWriter
-from edge.status import BUNDLE_STATUSES
+from bundle.store.layout import Layout
+from bundle.store.oci import TOKENIZER_TYPE, WEIGHTS_TYPE
+from bundle.store.reader import open_bundle
+from bundle.store.writer import BundleWriter
 from targets.cpu import EXPORTED_PROGRAM
 from tests.checkpoints.tokenizer_files import byte_level
 from tests.ranks.fakes import BIAS, make_manifest
@@ -114,7 +113,7 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
         try:
             bundle = open_bundle(self.layout, digest)
         except BundleError as error:
-            await context.abort(BUNDLE_STATUSES[type(error)], str(error))
+            await context.abort(grpc.StatusCode[error.code or "INTERNAL"], str(error))
         blobs = [
             bundle_pb2.Blob(
                 digest=blob.digest, size_bytes=blob.size_bytes, media_type=blob.media_type, title=blob.title

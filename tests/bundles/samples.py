@@ -7,9 +7,7 @@ from typing import Literal
 import msgspec
 
 from bundle.abi.submodels import SubmodelName
-from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_bytes
-from bundle.layout import Layout
 from bundle.manifest import (
     ConstantBinding,
     Executable,
@@ -20,8 +18,10 @@ from bundle.manifest import (
     WeightShard,
     WeightTensor,
 )
-from bundle.oci import IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
-from bundle.writer import BundleWriter
+from bundle.store.blob_writer import StoredBlob
+from bundle.store.layout import Layout
+from bundle.store.oci import IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
+from bundle.store.writer import BundleWriter
 from targets.cpu import AOTI
 from tests.bundles.manifests import make_executable, make_manifest, make_state
 

@@ -80,7 +80,7 @@ def write_headers(
     Args:
         shapes: Of its tensors, by name; None for those that the configuration implies.
     """
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     tensors = list((shapes or describe_model(config).checkpoint_tensors()).items())
     weight_map = {}
@@ -90,6 +90,13 @@ def write_headers(
         weight_map |= dict.fromkeys(dict(part), name)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return path
+
+
+def write_sparse_checkpoint(path: Path) -> None:
+    """Writes a model of one layer and half a gigabyte."""
+    sizes = {"vocab_size": 32000, "intermediate_size": 8192, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    token_ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    write_headers(path, LLAMA_8B | sizes | token_ids, num_shards=1)
 
 
 def _write_shard(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:

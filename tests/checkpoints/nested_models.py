@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from compiler_svc.weights.checkpoint import Checkpoint
-from tests.checkpoints.tiny_models import ROPES, TinyModel
+from tests.checkpoints.ropes import ROPES
+from tests.checkpoints.tiny_models import TinyModel
 
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": 211,

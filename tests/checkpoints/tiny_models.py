@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ from transformers import PreTrainedModel
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.weights.checkpoint import Checkpoint
+from tests.checkpoints.families import FAMILIES
+from tests.checkpoints.shown_family import DEFAULTS
 from tests.checkpoints.specs import make_plan, make_spec
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
@@ -20,82 +23,19 @@ TOLERANCE: Final = 1e-4
 #: A different token is a tie if the reference's two best logits are closer than this share of the largest.
 TIE: Final = 2e-4
 
-ROPES: Final[dict[str, dict[str, Any]]] = {
-    "default": {"rope_type": "default", "rope_theta": 10_000.0},
-    "linear": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 2.0},
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 3.0},
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 24,
-        "beta_fast": 16.0,
-        "beta_slow": 1.0,
-    },
-    "yarn-mscale": {
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 24,
-        "mscale": 0.8,
-        "mscale_all_dim": 0.4,
-        "truncate": False,
-    },
-    "longrope": {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "short_factor": [1.0, 1.1, 1.2, 1.4],
-        "long_factor": [1.5, 2.0, 3.0, 4.0],
-        "factor": 4.0,
-        "original_max_position_embeddings": 24,
-    },
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 10_000.0,
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 24,
-    },
-    "proportional": {
-        "rope_type": "proportional",
-        "rope_theta": 10_000.0,
-        "factor": 2.0,
-        "partial_rotary_factor": 0.5,
-    },
-}
+#: The models of the contract suite that tests of anything else take.
+GEOMETRIES: Final = FAMILIES["LlamaForCausalLM"].geometries
 
-GEOMETRIES: Final[dict[str, dict[str, Any]]] = {
-    "gqa-llama3-tied": {
-        "hidden_size": 64,
-        "intermediate_size": 176,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-        "rope_parameters": ROPES["llama3"],
-    },
-    "mha-bias-untied": {
-        "hidden_size": 48,
-        "intermediate_size": 100,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "hidden_act": "gelu_pytorch_tanh",
-        "rope_parameters": ROPES["default"],
-    },
-    "mqa-head-dim-yarn": {
-        "hidden_size": 72,
-        "intermediate_size": 96,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 1,
-        "head_dim": 20,
-        "tie_word_embeddings": False,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": ROPES["yarn"],
-    },
-}
+
+@torch.no_grad()
+def compute_step_logits(model: PreTrainedModel, tokens: list[int], num_prompt_tokens: int) -> torch.Tensor:
+    """Logits f32 [1 + later tokens, vocab_size]: after the prompt, then after each token fed as generation does."""
+    output = model(torch.tensor([tokens[:num_prompt_tokens]]), use_cache=True)
+    logits = [output.logits[0, -1]]
+    for token in tokens[num_prompt_tokens:]:
+        output = model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+        logits.append(output.logits[0, -1])
+    return torch.stack(logits).float()
 
 
 @dataclass(frozen=True)
@@ -111,15 +51,9 @@ class TinyModel:
         logits: torch.Tensor = self.model(torch.tensor([tokens])).logits[0]
         return logits.float()
 
-    @torch.no_grad()
     def step_logits(self, tokens: list[int], num_prompt_tokens: int) -> torch.Tensor:
-        """Logits after the prompt and after each later token, fed one by one as generation does."""
-        output = self.model(torch.tensor([tokens[:num_prompt_tokens]]), use_cache=True)
-        logits = [output.logits[0, -1]]
-        for token in tokens[num_prompt_tokens:]:
-            output = self.model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
-            logits.append(output.logits[0, -1])
-        return torch.stack(logits).float()
+        """See `compute_step_logits`."""
+        return compute_step_logits(self.model, tokens, num_prompt_tokens)
 
     def plan(self, **changes: Any) -> WeightPlan:
         return make_plan(self.checkpoint, **changes)
@@ -130,7 +64,7 @@ class TinyModel:
 
 def write_tiny_model(
     path: Path,
-    attributes: dict[str, Any],
+    attributes: Mapping[str, Any],
     *,
     architecture: str = "LlamaForCausalLM",
     dtype: torch.dtype = torch.float32,
@@ -141,18 +75,9 @@ def write_tiny_model(
     Args:
         attributes: Of the architecture's configuration in transformers.
     """
-    defaults = {
-        "vocab_size": 211,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.15,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
     torch.manual_seed(seed)
     reference = getattr(transformers, architecture)
-    model = reference(reference.config_class(**(defaults | attributes))).to(dtype).eval()
+    model = reference(reference.config_class(**(DEFAULTS | attributes))).to(dtype).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)

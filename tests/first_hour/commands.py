@@ -13,40 +13,19 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 
 
 class CommandNotPrinted(Exception):
-    """A page does not print, or no longer prints, a command that a step takes from it.
-
-    Attributes:
-        page: The page.
-        command: The command.
-    """
-
-    def __init__(self, page: str, command: str) -> None:
-        super().__init__(f"{page} does not print {command!r}")
-        self.page = page
-        self.command = command
+    """A page does not print, or no longer prints, a command that a step takes from it."""
 
 
 def list_code(text: str) -> list[str]:
-    """Lists the code blocks and code spans of a page in Markdown."""
+    """The code blocks and code spans of a page in Markdown."""
     return [*_BLOCK.findall(text), *_SPAN.findall(_BLOCK.sub("", text))]
 
 
 def find_command(step: Step, root: Path) -> str:
-    """Finds what the page of a step prints.
-
-    Args:
-        step: A step.
-        root: The repository that has the page.
-
-    Returns:
-        The command; in Python, the whole block that has the line.
-
-    Raises:
-        CommandNotPrinted: No code of the page has the command.
-    """
+    """What the page of a step prints in a repository: the command; in Python, the whole block that has the line."""
     found = next((code for code in list_code((root / step.page).read_text()) if step.command in code), None)
     if found is None:
-        raise CommandNotPrinted(step.page, step.command)
+        raise CommandNotPrinted(f"{step.page} does not print {step.command!r}")
     return found.strip() if step.language == "python" else step.command
 
 

@@ -1,4 +1,4 @@
-"""Writes the page of a first hour: who did what, how long it took, what came out."""
+"""Writes the page of a first hour: who did what, how long it took, and what came out if it was not what it should."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from os.path import relpath
 
 from tests.first_hour.commands import fill_in
-from tests.first_hour.steps import LARGE_RUN_S, LATER_RUN_S, SHIPPED_RUN_S, SMALL_RUN_S, Step
+from tests.first_hour.steps import Step
 from tests.first_hour.terminal import Outcome
 
 MAX_LINES = 14
 MAX_COLUMNS = 160
 
-_INTRODUCTION = f"""\
+_INTRODUCTION = """\
 # The first hour
 
-`make first-hour` writes this page. It acts as five kinds of new users on a fresh clone. It takes each command from the
-page that prints it, and ends if the page no longer does. It gives the command as it stands, with the user's own values
-for the names in capitals, and compares what comes out with what the step expects, and the time with its limit if there
-is one: installation aside, {SHIPPED_RUN_S:.0f} s for the first `kiln run` of the shipped model, {SMALL_RUN_S:.0f} s
-for one of 162 M parameters, {LARGE_RUN_S:.0f} s for one of 1.1 B, {LATER_RUN_S:.0f} s for the next run of each. The
-programs of `.venv` are found as if the user had activated it. Outputs are cut to their last lines. A step that the host
-lacks something for is not run.
+`make first-hour` writes this page. It acts as five kinds of new users on a fresh clone: it takes each command from the
+page that prints it, with the user's own values for the names in capitals, and compares output and seconds with what the
+step expects. A step that the host lacks something for is not run.
 """
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _URL = re.compile(r"(https?://)(?!127\.0\.0\.1|localhost|github\.com)[^/\s'\"]+")
@@ -35,7 +30,6 @@ class Result:
     """What became of a step.
 
     Attributes:
-        step: The step.
         printed: The command as its page prints it.
         outcome: How the command ended; None if it was not run.
         reason: Why it was not run.
@@ -53,14 +47,7 @@ class Result:
 
 
 def render_page(results: Sequence[Result], *, commit: str, host: str, places: Mapping[str, str]) -> str:
-    """Writes the page.
-
-    Args:
-        results: What became of the steps, in their order.
-        commit: The commit that was cloned.
-        host: The host, in a few words.
-        places: Directories of this host and the words that stand for them.
-    """
+    """The page of the steps, in their order; `places` are this host's directories and the words that stand for them."""
     failed = sum(result.has_failed for result in results)
     run = sum(result.outcome is not None for result in results)
     verdict = "all did what they should" if not failed else f"**{failed} failed**"
@@ -69,9 +56,7 @@ def render_page(results: Sequence[Result], *, commit: str, host: str, places: Ma
         f"Commit {commit}, on {host}: {run} of {len(results)} steps were run, {verdict}.\n",
         _render_table(results),
     ]
-    for user, steps in groupby(results, key=lambda result: result.step.user):
-        parts.append(f"## {user[0].upper()}{user[1:]}\n")
-        parts.extend(_render_step(result, places) for result in steps)
+    parts.extend(_render_failure(result, places) for result in results if result.has_failed)
     return "\n".join(parts)
 
 
@@ -88,27 +73,25 @@ def clean(output: str, places: Mapping[str, str]) -> str:
 
 
 def _render_table(results: Iterable[Result]) -> str:
-    lines = ["| user | command | seconds | |", "|---|---|---|---|"]
-    for result in results:
-        first = fill_in(result.step, result.printed).splitlines()[0].replace("|", "\\|")
-        name = result.printed.splitlines()[0] + " …" if result.step.language == "python" else first.rstrip(" \\")
-        lines.append(f"| {result.step.user} | `{name}` | {_seconds(result)} | {_state(result)} |")
+    lines = ["| user | command | seconds | limit | |", "|---|---|---|---|---|"]
+    for user, steps in groupby(results, key=lambda result: result.step.user):
+        for number, result in enumerate(steps):
+            limit = "" if result.step.limit_s is None else f"{result.step.limit_s:.0f}"
+            cells = ("" if number else user, f"`{_name(result)}`", _seconds(result), limit, _state(result))
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def _render_step(result: Result, places: Mapping[str, str]) -> str:
-    is_python = result.step.language == "python"
-    command = result.printed if is_python else fill_in(result.step, result.printed)
-    seconds = f", {_seconds(result)} s" if result.outcome is not None else ""
-    where = "" if result.step.folder == "." else f", in `{result.step.folder}`"
-    parts = [
-        f"From [{result.step.page}]({relpath(result.step.page, 'docs')}){where}: {_state(result)}{seconds}\n",
-        f"```{'python' if is_python else 'sh'}\n{command}\n```\n",
-    ]
-    if result.outcome is not None:
-        output = clean(result.outcome.output, places)
-        parts.append(f"```text\n{output}\n```\n" if output else "It wrote nothing.\n")
-    return "\n".join(parts)
+def _render_failure(result: Result, places: Mapping[str, str]) -> str:
+    assert result.outcome is not None
+    return f"What `{_name(result)}` wrote:\n\n```text\n{clean(result.outcome.output, places)}\n```\n"
+
+
+def _name(result: Result) -> str:
+    """The first line of a command."""
+    if result.step.language == "python":
+        return result.printed.splitlines()[0] + " …"
+    return fill_in(result.step, result.printed).splitlines()[0].replace("|", "\\|").rstrip(" \\")
 
 
 def _seconds(result: Result) -> str:

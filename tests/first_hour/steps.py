@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Final, NamedTuple
 
 #: Seconds that `kiln run` may take on two idle processors, installation aside, for 8 tokens: of the shipped model,
 #: and of 162 M and 1.1 B parameters, in a fresh home; and of any of them the next time, while the services run.
@@ -15,7 +15,9 @@ LATER_RUN_S: Final = 2.0
 
 README: Final = "README.md"
 CLIENTS: Final = "docs/clients.md"
-OPERATIONS: Final = "docs/operations.md"
+OBSERVE: Final = "docs/operations/observe.md"
+METRICS: Final = "docs/operations/metrics.md"
+PROMOTE: Final = "docs/operations/promote.md"
 
 NEWCOMER: Final = "someone with a laptop and a checkpoint"
 NXDI: Final = "a user of NxD Inference and its files"
@@ -24,25 +26,18 @@ OPERATOR: Final = "an operator"
 APP: Final = "a developer with the openai client"
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a host must have for a step.
-
-    Attributes:
-        test: Shell command that succeeds on a host that has it.
-        what: What it is, after "needs".
-    """
+class Need(NamedTuple):
+    """A shell command that succeeds on a host that has what a step needs, and what that is, after "needs"."""
 
     test: str
     what: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One command of one user.
 
     Attributes:
-        user: Who gives it.
         page: Page that prints the command.
         command: The command as the page prints it; in Python, a line of the block to run.
         expects: Regular expression that its output matches.
@@ -54,13 +49,14 @@ class Step:
         stays: Whether the command goes on beside the next steps of its user, once the output matches.
         limit_s: Seconds that it may take at most; None for any.
         needs: What the host must have; without it, the step is not run.
+        user: Who gives it.
     """
 
-    user: str
     page: str
     command: str
     expects: str
     values: Mapping[str, str] = field(default_factory=dict)
+    _: KW_ONLY
     more: str = ""
     folder: str = "."
     typed: str = ""
@@ -68,6 +64,7 @@ class Step:
     stays: bool = False
     limit_s: float | None = None
     needs: Need | None = None
+    user: str = ""
 
 
 SHIPPED: Final = "./examples/models/kiln-tiny"
@@ -81,27 +78,44 @@ _UP: Final = """\
     --cores 2 --model-root examples/models"""
 _EXPORT: Final = "export KILN_COMPILER=127.0.0.1:7001 KILN_RUNTIME=127.0.0.1:7002"
 _RUNTIME: Final = {"127.0.0.1:50052": "127.0.0.1:7002"}
+#: What clients in other languages do with the address and the deployment that their pages name.
+_ASK: Final = '127.0.0.1:50052 demo "Once upon a time"'
+_RUBY_STUBS: Final = (
+    "mkdir gen\ngrpc_tools_ruby_protoc -I ../../protos --ruby_out=gen --grpc_out=gen "
+    "$(cd ../../protos && find google kiln -name '*.proto')"
+)
+_GO_PLUGINS: Final = """\
+go install google.golang.org/protobuf/cmd/protoc-gen-go@latest
+go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@latest"""
+_GO_STUBS: Final = """\
+mkdir gen && (cd gen && go mod init kiln.local/go)
+protoc -I ../../protos --go_out=gen --go_opt=module=kiln.local/go \\
+    --go-grpc_out=gen --go-grpc_opt=module=kiln.local/go $(cd ../../protos && find kiln -name '*.proto')"""
+_NPM, _NODE = Need("command -v npm", "npm"), Need("command -v node", "Node 20.9")
+_GO: Final = Need("go version | grep -qE 'go1\\.(2[4-9]|[3-9][0-9])'", "Go 1.24 or newer")
+_PROMTOOL, _SKOPEO = Need("command -v promtool", "Prometheus"), Need("command -v skopeo", "skopeo")
+_CHAT: Final = r"/bye[^\n]*\n\s*\w"
+_GENERATE: Final = '--deployment demo --prompt "Once upon a time" --max-new-tokens 80'
+_SAVED: Final = {"neuron_config.json": "tests/system/configs/neuron_config.json", "DIR": "kiln-tiny", "NAME": "saved"}
+_TINY: Final = {"DIR": ".kiln/home", "story-v3": "tiny-v1"}
+_OPENAI: Final = Need(".venv/bin/python -c 'import openai'", "the openai client")
 
 
-def _services(user: str) -> tuple[Step, ...]:
-    return (
-        Step(user=user, page=README, command=_UP, expects="ready compiler=", stays=True),
-        Step(user=user, page=README, command=_EXPORT, expects=""),
-    )
+_SERVICES: Final = (Step(README, _UP, "ready compiler=", stays=True), Step(README, _EXPORT, ""))
+
+
+def _build(language: str, command: str, expects: str, needs: Need) -> Step:
+    """What the page of a client prints, given in its folder."""
+    folder = f"clients/{language}"
+    values = _RUNTIME if _ASK in command else {}
+    return Step(f"{folder}/README.md", command, expects, values, folder=folder, needs=needs)
 
 
 def _ask(model: str, limit_s: float, *, more: str = "", needs: Need | None = None) -> Step:
     """A question to a model; a random one ends no answer by itself."""
-    return Step(
-        user=NEWCOMER,
-        page=README,
-        command='kiln run MODEL "PROMPT"',
-        values={"MODEL": model, "PROMPT": "Once upon a time"},
-        more=f"--max-new-tokens 8{more}",
-        expects="finish ",
-        limit_s=limit_s,
-        needs=needs,
-    )
+    values = {"MODEL": model, "PROMPT": "Once upon a time"}
+    options = f"--max-new-tokens 8{more}"
+    return Step(README, 'kiln run MODEL "PROMPT"', "finish ", values, more=options, limit_s=limit_s, needs=needs)
 
 
 def _begin_with(model: str, limit_s: float, needs: Need | None = None) -> tuple[Step, ...]:
@@ -110,181 +124,57 @@ def _begin_with(model: str, limit_s: float, needs: Need | None = None) -> tuple[
     return (
         _ask(model, limit_s, more=home, needs=needs),
         _ask(model, LATER_RUN_S, more=home, needs=needs),
-        Step(user=NEWCOMER, page=README, command="kiln down", more=home.strip(), expects="have ended", needs=needs),
+        Step(README, "kiln down", "have ended", more=home.strip(), needs=needs),
     )
 
 
-STEPS: Final = (
-    Step(user=NEWCOMER, page=README, command="make demo", expects="finish "),
-    Step(
-        user=NEWCOMER,
-        page=README,
-        command=".venv/bin/kiln run ./examples/models/kiln-tiny",
-        typed="Who are you?\n/bye\n",
-        expects=r"/bye[^\n]*\n\s*\w",
-        limit_s=SHIPPED_RUN_S,
+_USERS: Final[Mapping[str, tuple[Step, ...]]] = {
+    NEWCOMER: (
+        Step(README, "make demo", "finish "),
+        Step(README, f".venv/bin/kiln run {SHIPPED}", _CHAT, typed="Who are you?\n/bye\n", limit_s=SHIPPED_RUN_S),
+        _ask(SHIPPED, LATER_RUN_S),
+        Step(README, "kiln down", "have ended"),
+        *_begin_with(SMALL, SMALL_RUN_S),
+        *_begin_with(LARGE, LARGE_RUN_S, _LARGE_MEMORY),
     ),
-    _ask(SHIPPED, LATER_RUN_S),
-    Step(user=NEWCOMER, page=README, command="kiln down", expects="have ended"),
-    *_begin_with(SMALL, SMALL_RUN_S),
-    *_begin_with(LARGE, LARGE_RUN_S, _LARGE_MEMORY),
-    *_services(NXDI),
-    Step(
-        user=NXDI,
-        page=README,
-        command=".venv/bin/kiln plan examples/configs/tiny.yaml --model kiln-tiny",
-        more="--target trn2",
-        expects="fits",
+    NXDI: (
+        *_SERVICES,
+        Step(README, ".venv/bin/kiln plan examples/configs/tiny.yaml --model kiln-tiny", "fits", more="--target trn2"),
+        Step(CLIENTS, "kiln compile neuron_config.json --model DIR --name NAME", "saved:v1", _SAVED),
+        Step(CLIENTS, "kiln config export REF [-o FILE]", "exported.json", {"REF [-o FILE]": "saved -o exported.json"}),
     ),
-    Step(
-        user=NXDI,
-        page=CLIENTS,
-        command="kiln compile neuron_config.json --model DIR --name NAME",
-        values={"neuron_config.json": "tests/system/configs/neuron_config.json", "DIR": "kiln-tiny", "NAME": "saved"},
-        expects="saved:v1",
+    AUTHORS: (
+        *_SERVICES,
+        Step(README, ".venv/bin/kiln compile examples/configs/tiny.yaml --model kiln-tiny --name tiny", "tiny:v1"),
+        Step(README, ".venv/bin/kiln load tiny --deployment demo", "ready"),
+        Step(README, f".venv/bin/kiln generate {_GENERATE}", "80 generated|finish "),
+        # An answer, and not the reason of an error, which the example prints too.
+        Step(CLIENTS, "async def answer(question: str) -> str:", r"\A(?![A-Z_]+: )\S", language="python"),
+        _build("typescript", "npm ci && npm run build && npm pack", r"kiln-client-[\d.]+\.tgz", needs=_NPM),
+        _build("typescript", 'node dist/examples/generate.js "Once upon a time"', r"\w", needs=_NODE),
+        _build("ruby", _RUBY_STUBS, "", needs=Need("command -v grpc_tools_ruby_protoc", "Ruby's grpc-tools")),
+        _build(
+            "ruby",
+            f"ruby -I gen generate.rb {_ASK}",
+            "tokens]",
+            needs=Need("ruby -e 'require \"grpc\"'", "Ruby's grpc"),
+        ),
+        _build("go", _GO_PLUGINS, "", needs=_GO),
+        _build("go", f"{_GO_STUBS}\ngo mod tidy\ngo run . {_ASK}", "tokens]", needs=_GO),
     ),
-    Step(
-        user=NXDI,
-        page=CLIENTS,
-        command="kiln config export REF [-o FILE]",
-        values={"REF [-o FILE]": "saved -o exported.json"},
-        expects="exported.json",
+    OPERATOR: (
+        *_SERVICES,
+        Step(OBSERVE, "python -m edge.health_check HOST:PORT", "", {"HOST:PORT": "127.0.0.1:7001"}),
+        Step(PROMOTE, "python -m bundle list STORE", "sha256:", {"STORE": ".kiln/home/store"}),
+        Step(PROMOTE, "python -m bundle verify STORE", "", {"STORE": ".kiln/home/store"}),
+        Step(METRICS, "promtool check rules deploy/monitoring/alerts.yml", "SUCCESS", needs=_PROMTOOL),
+        Step(README, "docker compose up --build --wait", "Healthy", needs=Need("docker info", "a container engine")),
+        Step(PROMOTE, "skopeo inspect --raw oci:DIR/store:story-v3", "dev.kiln", _TINY, needs=_SKOPEO),
     ),
-    *_services(AUTHORS),
-    Step(
-        user=AUTHORS,
-        page=README,
-        command=".venv/bin/kiln compile examples/configs/tiny.yaml --model kiln-tiny --name tiny",
-        expects="tiny:v1",
+    APP: (
+        Step(README, f".venv/bin/kiln serve {SHIPPED} --openai 127.0.0.1:8000", "ready deployment=", stays=True),
+        Step(README, "from openai import OpenAI", r"\w", language="python", needs=_OPENAI),
     ),
-    Step(user=AUTHORS, page=README, command=".venv/bin/kiln load tiny --deployment demo", expects="ready"),
-    Step(
-        user=AUTHORS,
-        page=README,
-        command='.venv/bin/kiln generate --deployment demo --prompt "Once upon a time" --max-new-tokens 80',
-        expects="80 generated|finish ",
-    ),
-    Step(
-        user=AUTHORS,
-        page=CLIENTS,
-        command="async def answer(question: str) -> str:",
-        language="python",
-        expects=r"\A(?![A-Z_]+: )\S",  # an answer, and not the reason of an error, which the example prints too
-    ),
-    Step(
-        user=AUTHORS,
-        page="clients/typescript/README.md",
-        command="npm ci && npm run build && npm pack",
-        folder="clients/typescript",
-        expects=r"kiln-client-[\d.]+\.tgz",
-        needs=Need("command -v npm", "npm"),
-    ),
-    Step(
-        user=AUTHORS,
-        page="clients/typescript/README.md",
-        command='node dist/examples/generate.js "Once upon a time"',
-        folder="clients/typescript",
-        expects=r"\w",
-        needs=Need("command -v node", "Node 20.9"),
-    ),
-    Step(
-        user=AUTHORS,
-        page="clients/ruby/README.md",
-        command="mkdir gen\ngrpc_tools_ruby_protoc -I ../../protos --ruby_out=gen --grpc_out=gen "
-        "$(cd ../../protos && find google kiln -name '*.proto')",
-        folder="clients/ruby",
-        expects="",
-        needs=Need("command -v grpc_tools_ruby_protoc", "Ruby's grpc-tools"),
-    ),
-    Step(
-        user=AUTHORS,
-        page="clients/ruby/README.md",
-        command='ruby -I gen generate.rb 127.0.0.1:50052 demo "Once upon a time"',
-        values=_RUNTIME,
-        folder="clients/ruby",
-        expects="tokens]",
-        needs=Need("ruby -e 'require \"grpc\"'", "Ruby's grpc"),
-    ),
-    Step(
-        user=AUTHORS,
-        page="clients/go/README.md",
-        command="go install google.golang.org/protobuf/cmd/protoc-gen-go@latest\n"
-        "go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@latest",
-        folder="clients/go",
-        expects="",
-        needs=Need("go version | grep -qE 'go1\\.(2[4-9]|[3-9][0-9])'", "Go 1.24 or newer"),
-    ),
-    Step(
-        user=AUTHORS,
-        page="clients/go/README.md",
-        command="""\
-mkdir gen && (cd gen && go mod init kiln.local/go)
-protoc -I ../../protos --go_out=gen --go_opt=module=kiln.local/go \\
-    --go-grpc_out=gen --go-grpc_opt=module=kiln.local/go $(cd ../../protos && find kiln -name '*.proto')
-go mod tidy
-go run . 127.0.0.1:50052 demo "Once upon a time\"""",
-        values=_RUNTIME,
-        folder="clients/go",
-        expects="tokens]",
-        needs=Need("go version | grep -qE 'go1\\.(2[4-9]|[3-9][0-9])'", "Go 1.24 or newer"),
-    ),
-    *_services(OPERATOR),
-    Step(
-        user=OPERATOR,
-        page=OPERATIONS,
-        command="python -m edge.health_check HOST:PORT",
-        values={"HOST:PORT": "127.0.0.1:7001"},
-        expects="",
-    ),
-    Step(
-        user=OPERATOR,
-        page=OPERATIONS,
-        command="python -m bundle list STORE",
-        values={"STORE": ".kiln/home/store"},
-        expects="sha256:",
-    ),
-    Step(
-        user=OPERATOR,
-        page=OPERATIONS,
-        command="python -m bundle verify STORE",
-        values={"STORE": ".kiln/home/store"},
-        expects="",
-    ),
-    Step(
-        user=OPERATOR,
-        page=OPERATIONS,
-        command="promtool check rules deploy/monitoring/alerts.yml",
-        expects="SUCCESS",
-        needs=Need("command -v promtool", "Prometheus"),
-    ),
-    Step(
-        user=OPERATOR,
-        page=README,
-        command="docker compose up --build --wait",
-        expects="Healthy",
-        needs=Need("docker info", "a container engine"),
-    ),
-    Step(
-        user=OPERATOR,
-        page=OPERATIONS,
-        command="skopeo inspect --raw oci:DIR/store:story-v3",
-        values={"DIR": ".kiln/home", "story-v3": "tiny-v1"},
-        expects="dev.kiln",
-        needs=Need("command -v skopeo", "skopeo"),
-    ),
-    Step(
-        user=APP,
-        page=README,
-        command=".venv/bin/kiln serve ./examples/models/kiln-tiny --openai 127.0.0.1:8000",
-        expects="ready deployment=",
-        stays=True,
-    ),
-    Step(
-        user=APP,
-        page=README,
-        command="from openai import OpenAI",
-        language="python",
-        expects=r"\w",
-        needs=Need(".venv/bin/python -c 'import openai'", "the openai client"),
-    ),
-)
+}
+
+STEPS: Final = tuple(replace(step, user=user) for user, steps in _USERS.items() for step in steps)

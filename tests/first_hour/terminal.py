@@ -44,12 +44,7 @@ class Terminal:
     """One terminal of one user. When it is closed, the commands that stay end with SIGTERM."""
 
     def __init__(self, clone: Path, data_home: Path) -> None:
-        """Opens it.
-
-        Args:
-            clone: The fresh clone; the programs of its `.venv` are found first, as if the user had activated it.
-            data_home: Directory for what Kiln keeps of the user, so that nothing of this host's user is there.
-        """
+        """Opens it in a fresh clone, whose `.venv` is active; what Kiln keeps of its user is in `data_home`."""
         self._clone = clone
         self._environment = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
         self._environment |= {
@@ -139,13 +134,10 @@ def _read_variables(path: Path) -> dict[str, str]:
 
 
 def find_failure(step: Step, code: int | None, seconds: float, output: str) -> str:
-    """Says what differs from a step's expectation; empty if nothing does.
+    """What differs from a step's expectation; empty if nothing does.
 
     Args:
-        step: The step.
         code: Exit code; None if the command did not end, or did not get ready, in time.
-        seconds: How long it took.
-        output: What it wrote.
     """
     if code is None:
         return "it did not end in time" if not step.stays else "it did not get ready in time"

@@ -5,7 +5,7 @@ Each function takes the document of a token_generation submodel and changes what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,129 +15,99 @@ from torch import Tensor, nn
 from compiler_svc.lower.neuron.submodel import Submodel
 from compiler_svc.trace.named_submodel import make_named_submodel
 
+Outputs = tuple[Tensor, ...]
+Make = Callable[[dict[str, Any]], Submodel]
+
 
 class Changed(nn.Module):
-    """The submodel, with something done before and after."""
+    """The submodel with another forward, which may compute the submodel's own."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, change: Callable[[Changed, Mapping[str, Tensor]], Outputs]) -> None:
         super().__init__()
         for name, child in module.named_children():
             self.add_module(name, child)
-        self.__dict__["_wrapped"] = module
+        self.__dict__["compute"] = module
+        self._change = change
 
     def forward(self, input_ids=None, position_ids=None, seq_ids=None):  # type: ignore[no-untyped-def]
-        given = {"input_ids": input_ids, "position_ids": position_ids, "seq_ids": seq_ids}
-        return self.change(self.__dict__["_wrapped"](**given), given)
-
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+        return self._change(self, {"input_ids": input_ids, "position_ids": position_ids, "seq_ids": seq_ids})
 
 
-def make(document: dict[str, Any], kind: type[Changed]) -> Submodel:
-    made = make_named_submodel(document)
-    return replace(made, module=kind(made.module))
+def changed(change: Callable[[Any, Mapping[str, Tensor]], Outputs]) -> Make:
+    def make(document: dict[str, Any]) -> Submodel:
+        made = make_named_submodel(document)
+        return replace(made, module=Changed(made.module, change))
+
+    return make
 
 
-class Unused(Changed):
-    def forward(self, input_ids=None, position_ids=None, seq_ids=None):  # type: ignore[no-untyped-def]
-        wrapped = self.__dict__["_wrapped"]
-        return wrapped(input_ids=input_ids, position_ids=position_ids, seq_ids=torch.zeros_like(position_ids)[:, 0])
+@changed
+def _make_unused(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    return module.compute(**{**inputs, "seq_ids": torch.zeros_like(inputs["position_ids"])[:, 0]})
 
 
 def make_unused(document: dict[str, Any]) -> Submodel:
-    made = make(document, Unused)
+    made = _make_unused(document)
     return replace(made, examples=dict(made.examples) | {"seq_ids": torch.zeros(3, dtype=torch.int32)})
 
 
-class Double(Changed):
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return ((outputs[0].double() * 2).float(),)
+@changed
+def make_double(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    return ((module.compute(**inputs)[0].double() * 2).float(),)
 
 
-def make_double(document: dict[str, Any]) -> Submodel:
-    return make(document, Double)
+@changed
+def make_integer_power(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    return (module.compute(**inputs)[0] + torch.pow(inputs["seq_ids"].long(), 3).float()[:, None],)
 
 
-class IntegerPower(Changed):
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return (outputs[0] + torch.pow(inputs["seq_ids"].long(), 3).float()[:, None],)
+@changed
+def make_in_place(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    outputs = module.compute(**inputs)
+    module.get_buffer("k_cache.0").mul_(2)
+    return outputs
 
 
-def make_integer_power(document: dict[str, Any]) -> Submodel:
-    return make(document, IntegerPower)
+@changed
+def make_lasting_buffer(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    before = module.get_buffer("k_cache.0")
+    outputs = module.compute(**inputs)
+    module.get_submodule("k_cache").__dict__["_buffers"]["0"] = before
+    return outputs
 
 
-class InPlace(Changed):
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        self.get_buffer("k_cache.0").mul_(2)
-        return outputs
+@changed
+def make_written_buffer(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    module.get_buffer("k_cache.0").mul_(2)
+    return module.compute(**inputs)
 
 
-def make_in_place(document: dict[str, Any]) -> Submodel:
-    return make(document, InPlace)
+@changed
+def make_fallback(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    return (module.compute(**inputs)[0].view(torch.int32).float(),)
 
 
-class LastingBuffer(Changed):
-    def forward(self, input_ids=None, position_ids=None, seq_ids=None):  # type: ignore[no-untyped-def]
-        before = self.get_buffer("k_cache.0")
-        outputs = self.__dict__["_wrapped"](input_ids=input_ids, position_ids=position_ids, seq_ids=seq_ids)
-        self.get_submodule("k_cache").__dict__["_buffers"]["0"] = before
-        return outputs
+@changed
+def make_unnamed_output(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    outputs = module.compute(**inputs)
+    return (*outputs, outputs[0] + 1)
 
 
-def make_lasting_buffer(document: dict[str, Any]) -> Submodel:
-    return make(document, LastingBuffer)
-
-
-class WrittenBuffer(Changed):
-    def forward(self, input_ids=None, position_ids=None, seq_ids=None):  # type: ignore[no-untyped-def]
-        self.get_buffer("k_cache.0").mul_(2)
-        return self.__dict__["_wrapped"](input_ids=input_ids, position_ids=position_ids, seq_ids=seq_ids)
-
-
-def make_written_buffer(document: dict[str, Any]) -> Submodel:
-    return make(document, WrittenBuffer)
-
-
-class Fallback(Changed):
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return (outputs[0].view(torch.int32).float(),)
-
-
-def make_fallback(document: dict[str, Any]) -> Submodel:
-    return make(document, Fallback)
-
-
-class UnnamedOutput(Changed):
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return (*outputs, outputs[0] + 1)
-
-
-def make_unnamed_output(document: dict[str, Any]) -> Submodel:
-    return make(document, UnnamedOutput)
-
-
-class OtherWeight(Changed):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.stranger = nn.Parameter(torch.ones(1))
-
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return (outputs[0] * self.stranger,)
+@changed
+def _make_other_weight(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    return (module.compute(**inputs)[0] * module.stranger,)
 
 
 def make_other_weight(document: dict[str, Any]) -> Submodel:
-    return make(document, OtherWeight)
+    made = _make_other_weight(document)
+    made.module.register_parameter("stranger", nn.Parameter(torch.ones(1)))
+    return made
 
 
-class Hungry(Changed):
-    def change(self, outputs: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        bytearray(1 << 45)
-        return outputs
-
-
-def make_hungry(document: dict[str, Any]) -> Submodel:
-    return make(document, Hungry)
+@changed
+def make_hungry(module: Any, inputs: Mapping[str, Tensor]) -> Outputs:
+    bytearray(1 << 45)
+    return module.compute(**inputs)
 
 
 class Variadic(nn.Module):

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from bundle.abi.neff import NeffInput, NeffOutput, NeffProgram
+from bundle.abi.tensor import DTYPES
 from bundle.digest import sha256_bytes
 from bundle.manifest import Executable
 from compiler_svc.lower.job import LoweredExecutable
-from execution.executors.neuron.program import NRT_DTYPES
 from tests.bundles.neffs import with_neffs
 from tests.neuron.neff_files import make_neff
 from tests.ranks.toy import ToyBundle, describe_all, make_bundle, make_model
@@ -59,4 +59,4 @@ def write_neff(executable: Executable, path: Path, **fields: int) -> Executable:
 
 def _describe(usage: str, one: NeffInput | NeffOutput, alias: str) -> str:
     shape = " ".join(map(str, one.shape))
-    return f"{usage} {one.name} {one.tensor} {alias} {NRT_DTYPES[one.dtype]} {len(one.shape)} {shape}"
+    return f"{usage} {one.name} {one.tensor} {alias} {DTYPES[one.dtype].nrt} {len(one.shape)} {shape}"

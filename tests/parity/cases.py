@@ -14,7 +14,9 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from tests.parity.geometries import GEOMETRIES
+from tests.checkpoints.families import FAMILIES
+from tests.covering import cover
+from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
 
 DEGREES: Final = (1, 2, 4)
 LEVELS: Final = (0, 1, 2)
@@ -141,80 +143,48 @@ REFUSED: Final = (
 
 #: The rows of `make test`; at level 1 one bucket of each submodel is enough, since compiling is what costs.
 SHORT_RUN: Final = (
-    Case("gqa2-tied-linear", 1, 0, 2, "left", "host"),
     Case("gqa4-tied-llama3", 1, 1, 1, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
     Case("mistral-window", 1, 0, 2, "right", "device", layout="blocks", prompts="chunked"),
     Case("qwen2-some-layers-slide", 4, 0, 2, "left", "host"),
     Case("qwen2-some-layers-slide", 1, 1, 1, "right", "host", is_fused=True, prompts="chunked"),
-    Case("qwen3-head-dim-tied", 1, 0, 2, "left", "device"),
-    Case("qwen3-head-dim-tied", 2, 1, 1, "left", "host"),
+    Case("qwen3-head-dim-tied", 2, 1, 1, "left", "device"),
     Case("phi3-longrope", 2, 0, 2, "right", "host", is_fused=True, layout="blocks"),
 )
 
 #: More rows of `make test`: graphs with what those families do not have.
 BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
-    Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
     Case("gemma2-capped", 1, 0, 1, prompts="chunked"),
     Case("bloom-slopes", 2, 0, 1, prompts="chunked"),
 )
 
+#: What cases differ in. A family stands for its geometries.
+FACTORS: Final[dict[str, list[Any]]] = {
+    "family": list(FAMILIES),
+    "tp_degree": list(DEGREES),
+    "level": [0, 1],
+    "padding_side": ["right", "left"],
+    "sampling": ["device", "host"],
+    "is_fused": [False, True],
+    "layout": ["slots", "blocks"],
+    "prompts": ["whole", "chunked", "cached"],
+}
+
+
+def list_factors(case: Case) -> dict[str, Any]:
+    """A case's values."""
+    return {name: ARCHITECTURES[case.geometry] if name == "family" else getattr(case, name) for name in FACTORS}
+
+
+def _list_long_run() -> Iterator[Case]:
+    given = [list_factors(case) for case in (*SHORT_RUN, *BESIDE_SHORT_RUN)]
+    for row in cover(FACTORS, refused=[one | other for one, other in REFUSED], given=given):
+        *_, geometry = FAMILIES[row.pop("family")].parity
+        # At level 1 compiling is what costs.
+        yield Case(geometry, **row, num_buckets=1 if row["level"] else 2)
+
+
 #: The other rows of the covering array.
-LONG_RUN: Final = (
-    Case("gqa4-tied-llama3", 4, 1, 1, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
-    Case("mistral-window", 2, 0, 2, "right", "device", is_fused=True, prompts="chunked"),
-    Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
-    Case("bloom-slopes", 2, 1, 1, prompts="chunked"),
-    Case("padded-mha-longrope", 2, 0, 2, "left", "host", is_fused=True),
-    Case("mistral-window", 4, 1, 1, "left", "host", is_fused=True),
-    Case("qwen2-some-layers-slide", 2, 0, 2, "left", "device", is_fused=True),
-    Case("qwen3-head-dim-tied", 4, 0, 2, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
-    Case("phi3-longrope", 1, 0, 2, "right", "device"),
-    Case("phi3-longrope", 4, 1, 1, "left", "device"),
-    Case("gemma3-two-ropes", 4, 0, 1, prompts="chunked"),
-    Case("gpt2-learned-positions", 4, 0, 1, layout="blocks", prompts="chunked"),
-    Case("cohere-normed-heads", 1, 0, 1, prompts="chunked"),
-    Case("gqa8-untied-dynamic", 4, 0, prompts="chunked"),
-    Case("mistral-window", 1, 0, sampling="host", layout="blocks", prompts="cached"),
-    Case("qwen2-some-layers-slide", 2, 0, is_fused=True, layout="blocks", prompts="cached"),
-    Case("qwen3-head-dim-tied", 2, 0, sampling="host", layout="blocks", prompts="chunked"),
-    Case("phi3-longrope", 2, 0, prompts="chunked"),
-    Case("phi3-longrope", 1, 0, layout="blocks", prompts="cached"),
-    Case("mistral-window", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("qwen2-some-layers-slide", 2, 1, 1, layout="blocks", prompts="chunked"),
-    Case("granite-multipliers", 1, 0, sampling="host", padding_side="left", is_fused=True),
-    Case("granite-multipliers", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("granite-multipliers", 4, 0, prompts="chunked"),
-    Case("olmo2-odd-heads", 1, 0, padding_side="left", is_fused=True),
-    Case("olmo2-odd-heads", 4, 1, 1, sampling="host", layout="blocks", prompts="cached"),
-    Case("smollm3-some-layers-rotate", 1, 0, sampling="host", padding_side="left"),
-    Case("smollm3-some-layers-rotate", 2, 1, 1, is_fused=True, prompts="chunked"),
-    Case("smollm3-some-layers-rotate", 4, 0, layout="blocks", prompts="cached"),
-    Case("gemma2-capped", 2, 0, sampling="host", padding_side="left", is_fused=True),
-    Case("gemma2-capped", 4, 0, layout="blocks", prompts="cached"),
-    Case("gemma3-two-ropes", 1, 0, sampling="host", padding_side="left", is_fused=True),
-    Case("gemma3-two-ropes", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("starcoder2-window", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("starcoder2-window", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("starcoder2-window", 4, 0, prompts="chunked"),
-    Case("gpt-neox-by-head", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("gpt-neox-by-head", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("gpt-neox-by-head", 4, 0, prompts="chunked"),
-    Case("gpt2-learned-positions", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("gpt2-learned-positions", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("gpt2-learned-positions", 4, 0, prompts="chunked"),
-    Case("opt-projected", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("opt-projected", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("opt-projected", 4, 0, prompts="chunked"),
-    Case("gptj-pairs", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("gptj-pairs", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("gptj-pairs", 4, 0, prompts="chunked"),
-    Case("bloom-slopes", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("bloom-slopes", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("bloom-slopes", 4, 0, prompts="chunked"),
-    Case("cohere-normed-heads", 1, 0, padding_side="left", sampling="host", is_fused=True),
-    Case("cohere-normed-heads", 2, 1, 1, layout="blocks", prompts="cached"),
-    Case("cohere-normed-heads", 4, 0, prompts="chunked"),
-)
+LONG_RUN: Final = tuple(_list_long_run())
 
 
 def matrix_cases() -> Iterator[Case]:

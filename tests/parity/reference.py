@@ -8,13 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from tests.checkpoints.tiny_models import write_tiny_model
+from tests.checkpoints.tiny_models import TIE, compute_step_logits, write_tiny_model
 from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
-
-#: Largest deviation of a float32 logit, as a share of the largest reference logit.
-TOLERANCE = 1e-4
-#: A different token counts as a tie if the reference's two best logits are closer than this share of the largest.
-TIE = 2e-4
 
 
 @dataclass(frozen=True)
@@ -39,15 +34,9 @@ class Reference:
     model: PreTrainedModel
     _greedy: dict[tuple[int, ...], Continuation] = field(default_factory=dict)
 
-    @torch.no_grad()
     def step_logits(self, ids: list[int], num_prompt_tokens: int) -> torch.Tensor:
-        """Logits f32 [1 + later tokens, V]: after the prompt, then after each token fed one by one."""
-        output = self.model(torch.tensor([ids[:num_prompt_tokens]]), use_cache=True)
-        logits = [output.logits[0, -1]]
-        for token in ids[num_prompt_tokens:]:
-            output = self.model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
-            logits.append(output.logits[0, -1])
-        return torch.stack(logits).float()
+        """See `compute_step_logits`."""
+        return compute_step_logits(self.model, ids, num_prompt_tokens)
 
     def greedy(self, ids: list[int], count: int) -> Continuation:
         """At least this many greedy tokens, computed once for each prompt."""
@@ -93,8 +82,3 @@ def assert_same_tokens(actual: list[int], expected: Continuation) -> int:
             return position
     assert len(expected.tokens) >= len(actual)
     return len(actual)
-
-
-def deviation(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, as a share of the largest reference logit."""
-    return float((actual - expected).abs().max() / expected.abs().max())

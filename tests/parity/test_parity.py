@@ -8,16 +8,21 @@ import pytest
 import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 
+from tests.checkpoints.tiny_models import TOLERANCE, deviation
 from tests.parity.bundles import Bundles
 from tests.parity.cases import SEQ_LEN, Case, parameters
 from tests.parity.record import ParityRecord, ParityResult
-from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, deviation, draw_prompt
+from tests.parity.reference import Reference, assert_same_tokens, draw_prompt
 from tests.servers.stack import Stack, token_request
 
 NUM_TOKENS = 64
 #: Tokens of streams that are alone in `make test`: of the shortest prompt as many as leave the smaller bucket of the
 #: cache, behind the others a few.
 FEW_TOKENS = {True: 40, False: 6}
+#: Streams at once in `make test`: three for each slot, and one or more of every edge.
+MAX_STREAMS = 12
+#: How often streams come at once until one has lacked blocks: other programs may keep them from meeting.
+MAX_COMPANIES = 5
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,11 +37,15 @@ def test_parity(bundles: Bundles, stack: Stack, record: ParityRecord | None, cas
     with bundles.deployed(case) as deployment:
         greedy = Greedy(stack, deployment, reference, case)
         greedy.compare_alone(is_short=record is None)
-        greedy.compare_in_company()
+        must_preempt = case.layout == "blocks" and case.prompts != "cached"
+        for _ in range(MAX_COMPANIES):
+            greedy.compare_in_company(is_short=record is None)
+            if greedy.num_preempted or not must_preempt:
+                break
         if case.padding_side == "right":
             greedy.compare_in_a_session()
     assert (greedy.num_cached > 0) == (case.prompts == "cached")
-    assert greedy.num_preempted > 0 or case.layout == "slots" or case.prompts == "cached"
+    assert greedy.num_preempted or not must_preempt
     assert greedy.num_ties <= 2, f"{greedy.num_ties} comparisons ended in a tie"
     if record is not None:
         record.add(ParityResult(case.name, greedy.worst, greedy.num_tokens, greedy.num_ties))
@@ -65,9 +74,10 @@ class Greedy:
             count = min(num_tokens, SEQ_LEN - length) if length < longest else SEQ_LEN - length
             self._compare(length, self._generate(length, count, wants_logits=True))
 
-    def compare_in_company(self) -> None:
+    def compare_in_company(self, *, is_short: bool) -> None:
         """Streams of different lengths over four slots, which come and go; every other one with its logits."""
-        num_streams, edges = self._case.num_streams, self._case.edges
+        edges = self._case.edges
+        num_streams = min(self._case.num_streams, MAX_STREAMS) if is_short else self._case.num_streams
         with ThreadPoolExecutor(num_streams) as pool:
             streams = []
             for index in range(num_streams):

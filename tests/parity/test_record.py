@@ -23,6 +23,6 @@ def test_page_shows_what_passed() -> None:
     assert page.startswith(f"# Models\n{BEGIN}\n\nCommit")
     assert page.endswith(f"{END}\nmore\n")
     assert "old" not in page
-    assert f"Commit abc1234: 1 of {len(all_cases())} cases passed" in page
-    assert "| Llama | gqa4-tied-llama3 | 8 | 2 | llama3 | yes | 2 | – | 3.2e-07 | – |" in page
+    assert f"Commit abc1234: 1 of {len(all_cases())} cases have run and passed" in page
+    assert "| Llama | gqa4-tied-llama3 | 8 | 2 | llama3 | yes | – | 3.2e-07 (1 of 3) | – |" in page
     assert "Greedy tokens compared: 640. Comparisons that ended in a tie: 1." in page

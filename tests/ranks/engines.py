@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
+from bundle.manifest import Serving
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.engine.engine import Engine
+from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import (
@@ -25,11 +27,17 @@ from runtime_svc.engine.request import (
     Timeline,
 )
 from runtime_svc.engine.streams import MergedStream, OutputStream
-from runtime_svc.text.output import SequenceText
+from runtime_svc.text.codec import SequenceText
+from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import FakeLauncher, make_manifest
 
 NEW_BIAS = 31
+#: Of executables that read what the cache holds, and skip idle rows.
+FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT, LIVE_ROWS)
+#: Blocks of 4 tokens, for sequences of up to 64; and such that requests share.
+BLOCKS: dict[str, Any] = {"flags": FLAGS, "num_blocks": 64, "block_tokens": 4}
+CACHING = BLOCKS | {"serving": Serving(prefix_caching=True)}
 
 
 class LetterTokenizer:
@@ -60,6 +68,22 @@ class EngineHarness:
     @property
     def ranks(self) -> Any:
         return self.launcher.ranks
+
+    async def hold(self) -> None:
+        """Stops the ranks in the middle of the next step, after which the caller opens the gate."""
+        self.ranks.gate.clear()
+        await wait_until(lambda: self.ranks.is_running)
+
+    async def lose_ranks(self) -> None:
+        """Ends the ranks; others take their place."""
+        lost = self.ranks
+        lost.die()
+        await wait_until(lambda: self.ranks is not lost and self.engine.state is EngineState.READY)
+
+    def count_computed(self) -> int:
+        """Counts the tokens of prompts that steps have computed, of executables that skip idle rows."""
+        prefills = [step.inputs for step in self.ranks.steps if step.tag.startswith("context")]
+        return sum(int(sum(inputs["num_tokens"][: int(inputs["live_rows"][0])])) for inputs in prefills)
 
     def submit(self, prompt: list[int], **options: Any) -> OutputStream:
         """Queues a request; see `submit_call`."""

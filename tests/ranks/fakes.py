@@ -23,7 +23,7 @@ from bundle.abi.inputs import COMPUTED_CONTEXT, LEFT_PADDED
 from bundle.manifest import Executable, Manifest, Target, WeightSet, WeightShard
 from execution.errors import RankDied, RankLost
 from execution.step import Step, StepResult
-from runtime_svc.engine.inputs import uniform
+from runtime_svc.engine.scheduler.plan import uniform
 from tests.bundles import manifests
 from tests.bundles.manifests import DIGEST
 
@@ -313,12 +313,13 @@ class FakeLauncher:
     launched: list[FakeRanks] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
     step_s: float = 0.0
+    make_ranks: type[FakeRanks] = FakeRanks
 
     async def launch(self) -> FakeRanks:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        ranks = FakeRanks(self.manifest, bias=self.bias)
+        ranks = self.make_ranks(self.manifest, bias=self.bias)
         ranks.step_s = self.step_s
         self.launched.append(ranks)
         return ranks

@@ -7,11 +7,10 @@ from typing import Any
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Manifest, Serving
-from runtime_svc.engine.assembly import make_scheduler as assemble
 from runtime_svc.engine.config import ChunkLimits
+from runtime_svc.engine.engine import make_scheduler as assemble
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
-from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps
@@ -20,14 +19,13 @@ from tests.bundles.manifests import DYNAMIC_FLAGS, make_executable
 from tests.ranks.fakes import make_manifest
 
 
-def make_request(name: str, num_prompt_tokens: int, *, max_new_tokens: int = 100, stop: Sequence[int] = ()) -> Request:
-    return Request(
-        request_id=name,
-        prompt_token_ids=tuple(range(10, 10 + num_prompt_tokens)),
-        sampling=SamplingParams(0.0, 0, 1.0, 0),
-        stop=StopConditions(max_new_tokens, (), frozenset(stop)),
-        timeline=Timeline(arrived_s=0.0),
-    )
+def make_request(
+    name: str, prompt: int | Sequence[int], *, max_new_tokens: int = 100, stop: Sequence[int] = (), **fields: Any
+) -> Request:
+    """A greedy request whose prompt has so many tokens, or these; other keywords are its fields."""
+    tokens = range(10, 10 + prompt) if isinstance(prompt, int) else prompt
+    own: dict[str, Any] = {"sampling": SamplingParams(0.0, 0, 1.0, 0), "timeline": Timeline(arrived_s=0.0)}
+    return Request(name, tuple(tokens), stop=StopConditions(max_new_tokens, (), frozenset(stop)), **(own | fields))
 
 
 def make_scheduler(
@@ -49,17 +47,6 @@ def make_block_scheduler(
     serving = Serving(prefix_caching=prefix_caching)
     own = {"flags": (*DYNAMIC_FLAGS, *flags), "num_blocks": num_blocks, "block_tokens": 4, "serving": serving}
     return make_scheduler(**(own | options))
-
-
-def make_async(scheduler: Scheduler) -> AsyncScheduling:
-    """Plans the steps behind those of a scheduler; calls nothing."""
-    policy = scheduler._policy
-    assert isinstance(policy, AlternatingSteps)
-
-    async def begin(_: StepPlan) -> RunningStep:
-        raise NotImplementedError
-
-    return AsyncScheduling(scheduler, policy._buckets, begin, is_on=True)
 
 
 def make_parts_scheduler(kv: KvManager, *, max_running: int, max_tokens: int, max_new_tokens: int = 1) -> Scheduler:
@@ -89,23 +76,17 @@ def names(plan: StepPlan | None) -> list[str]:
     return [row.request.request_id for row in plan.rows]
 
 
-class PromptParts:
+class PromptParts(AlternatingSteps):
     """Computes at most `max_tokens` of the tokens that each sequence lacks, in a step: oldest sequences first.
 
     A row that samples gives up to `max_new_tokens`.
     """
 
     def __init__(self, *, num_rows: int, max_tokens: int, max_new_tokens: int) -> None:
+        super().__init__(BucketTable.from_manifest(make_manifest()), ChunkLimits())
         self._executable = make_executable("context_encoding", max_tokens, num_rows)
         self._max_tokens = max_tokens
         self._max_new_tokens = max_new_tokens
-
-    @property
-    def chunk_tokens(self) -> int:
-        return self._max_tokens
-
-    def observe(self, plan: StepPlan, duration_s: float) -> None:
-        """Has no use for times."""
 
     def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
         rows: list[ScheduledRow] = []

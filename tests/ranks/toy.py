@@ -118,6 +118,18 @@ def make_model(seed: int, picks: Picks = "logits", tp_degree: int = 1) -> ToyMod
     return ToyModel(picks, tp_degree).eval().requires_grad_(False)
 
 
+def greedy(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], list[float]]:
+    """Tokens and their log probabilities by the eager module, every position computed anew."""
+    model, tokens, logprobs = make_model(seed), list(prompt), []
+    for _ in range(count):
+        state = [torch.zeros(STATE_SHAPE) for _ in range(NUM_STATE)]
+        inputs = ([tokens], [list(range(len(tokens)))], [0], [len(tokens)])
+        logits = model(*(torch.tensor(one, dtype=torch.int32) for one in inputs), *state)[0][0]
+        tokens.append(int(logits.argmax()))
+        logprobs.append(float(logits.log_softmax(-1).max()))
+    return tokens[len(prompt) :], logprobs
+
+
 def shard(model: ToyModel, rank: int, tp_degree: int) -> dict[str, Tensor]:
     """What a rank holds of a whole model's weights."""
     axes = {"v": 0, "o": 1, "head": 0}

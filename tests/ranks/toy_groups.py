@@ -50,6 +50,7 @@ async def start(
     forkservers: RankForkservers | None,
     log: list[str] | None = None,
     *,
+    num_threads: int = 1,
     min_step_timeout_s: float = MIN_STEP_TIMEOUT_S,
 ) -> RankGroup:
     sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
@@ -57,7 +58,7 @@ async def start(
     return await RankGroup.start(
         manifest,
         blobs,
-        num_threads=1,
+        num_threads=num_threads,
         log_sink=sink,
         open_forkserver=open_forkserver,
         min_step_timeout_s=min_step_timeout_s,

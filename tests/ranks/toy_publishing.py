@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from bundle.layout import Layout
-from bundle.oci import WEIGHTS_TYPE
-from bundle.writer import BundleWriter
+from bundle.store.layout import Layout
+from bundle.store.oci import WEIGHTS_TYPE
+from bundle.store.writer import BundleWriter
 from targets.registry import find_format
 from tests.ranks.toy import ToyBundle
 

@@ -1,4 +1,4 @@
-"""The calls that a server takes, what it answers to bytes, and what each answer costs it."""
+"""The calls that a server takes, what it answers to bytes, what each answer costs it, and why calls fail."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import psutil
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_status import rpc_status
 
 from tests.processes import living_descendants, name_of
 
@@ -142,3 +144,18 @@ def _read_ticks(pid: int) -> int:
         return 0
     # utime, stime, cutime, cstime.
     return sum(map(int, fields[11:15]))
+
+
+def reason_in(status: Any) -> str:
+    """The ErrorInfo reason of the status of a call or an operation; empty if it has none."""
+    info = error_details_pb2.ErrorInfo()
+    return str(info.reason) if any(detail.Unpack(info) for detail in status.details) else ""
+
+
+def reason_of(error: Any) -> str:
+    """The reason of a failed call; empty if its status is gRPC's own, as that of a connection that is gone."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # the client's own deadline passed while the server's answer came
+        status = None
+    return "" if status is None else reason_in(status)

@@ -17,7 +17,7 @@ from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
 from tests.processes import lives, living_descendants, name_of
 from tests.repository import ROOT
-from tests.servers.running_compiler import Client
+from tests.servers.running_compiler import Client, options_of
 
 
 class CompilerEnded(Exception):
@@ -62,20 +62,9 @@ async def run_compiler(home: Path, *options: str, site: Path | None = None) -> A
     """
     search_path = [str(path) for path in (site, ROOT, ROOT / "protos") if path is not None]
     share_lowering_cache(home / "cache")
-    arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "compiler_svc",
-        *arguments,
-        "--model-root",
-        f"{home}/models",
-        "--drain-timeout",
-        "1",
-        *options,
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)},
-    )
+    command = [sys.executable, "-m", "compiler_svc", *options_of(home), *options]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
     assert process.stdout is not None
     try:
         line = (await process.stdout.readline()).decode()

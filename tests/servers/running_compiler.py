@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +12,11 @@ from typing import Any
 
 import grpc
 from google.longrunning import operations_pb2, operations_pb2_grpc
-from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.compiler.v1 import compiler_pb2_grpc
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from compiler_svc.builds.job import BuildJob, BuildResult
 from compiler_svc.compiles.build_runner import OnProgress
 from compiler_svc.planning.pool import PlanningPool, make_fetch_forkserver, make_forkserver
@@ -27,6 +25,7 @@ from compiler_svc.server import open_server
 from compiler_svc.settings import parse_settings
 from edge.server import EdgeServer
 from tests.bundles.samples import publish_sample
+from tests.servers.refusals import Refusal, expect, read_refusal
 
 #: For the compilers of all tests of this process, because it takes most of a second to load.
 PLANS = make_forkserver()
@@ -93,17 +92,17 @@ class Client:
         self.bundles: Any = bundle_pb2_grpc.BundleServiceStub(channel)
 
     async def compile(self, *, metadata: Sequence[tuple[str, str]] = (), **fields: Any) -> operations_pb2.Operation:
-        defaults = {
-            "name": "tiny",
-            "model": "tiny",
-            "config_json": "{}",
-            "optimization_level": pb.OPTIMIZATION_LEVEL_O1,
-        }
-        if "config" in fields:
-            del defaults["config_json"]
-        request = pb.CompileRequest(**(defaults | fields))
+        request = pb.CompileRequest(**({"name": "tiny"} | complete(**fields)))
         operation: operations_pb2.Operation = await self.compiler.Compile(request, metadata=metadata)
         return operation
+
+    async def build(self, **fields: Any) -> pb.CompileResponse:
+        """Compiles, to the end."""
+        return response_of(await self.finish(await self.compile(**fields)))
+
+    def plan(self, *, timeout: float | None = None, **fields: Any) -> Any:
+        """A call for what `compile` would do with these fields."""
+        return self.compiler.PlanCompile(pb.PlanCompileRequest(**complete(**fields)), timeout=timeout)
 
     async def finish(self, operation: operations_pb2.Operation) -> operations_pb2.Operation:
         """Waits until an operation is done."""
@@ -111,6 +110,12 @@ class Client:
         done: operations_pb2.Operation = await self.operations.WaitOperation(request, timeout=120)
         assert done.done
         return done
+
+    async def fail(
+        self, operation: operations_pb2.Operation, code: str, reason: str, /, *fields: str, **metadata: str
+    ) -> Refusal:
+        """Expects an operation to fail; see `refusals.expect`."""
+        return expect(read_refusal((await self.finish(operation)).error), code, reason, *fields, **metadata)
 
     async def get(self, name: str) -> operations_pb2.Operation:
         operation: operations_pb2.Operation = await self.operations.GetOperation(
@@ -147,6 +152,17 @@ class Client:
         return [event async for event in self.compiler.WatchCompile(pb.WatchCompileRequest(operation=name))]
 
 
+def complete(*, neuron_config: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """Fields of a request for tiny at O1, unless they say otherwise."""
+    config = {} if neuron_config is None else {"neuron_config": dict(neuron_config)}
+    defaults = {
+        "model": "tiny",
+        "optimization_level": pb.OPTIMIZATION_LEVEL_O1,
+        **({} if "config" in fields else {"config_json": json.dumps(config)}),
+    }
+    return defaults | fields
+
+
 def response_of(operation: operations_pb2.Operation) -> pb.CompileResponse:
     assert operation.WhichOneof("result") == "response", operation.error
     response = pb.CompileResponse()
@@ -160,55 +176,10 @@ def metadata_of(operation: operations_pb2.Operation) -> pb.CompileMetadata:
     return metadata
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """An error as a client sees it."""
-
-    code: grpc.StatusCode
-    reason: str
-    metadata: dict[str, str]
-    #: Field → description.
-    fields: dict[str, str]
-    retry_after_s: float | None
-    message: str
-
-
-def read_refusal(status: status_pb2.Status) -> Refusal:
-    info = unpack(status, error_details_pb2.ErrorInfo)
-    assert info is not None
-    assert info.domain == "kiln"
-    retry = unpack(status, error_details_pb2.RetryInfo)
-    bad = unpack(status, error_details_pb2.BadRequest)
-    return Refusal(
-        code=next(code for code in grpc.StatusCode if code.value[0] == status.code),
-        reason=info.reason,
-        metadata=dict(info.metadata),
-        fields={} if bad is None else {one.field: one.description for one in bad.field_violations},
-        retry_after_s=None if retry is None else retry.retry_delay.ToTimedelta().total_seconds(),
-        message=status.message,
-    )
-
-
-def unpack(status: status_pb2.Status, kind: type[Message]) -> Any:
-    for packed in status.details:
-        message = kind()
-        if packed.Unpack(message):
-            return message
-    return None
-
-
-async def refusal(call: Any) -> Refusal:
-    """Awaits a call, or reads a stream, that must fail; returns how."""
-    try:
-        if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
-    except grpc.aio.AioRpcError as error:
-        status = rpc_status.from_call(error)
-        return read_refusal(status or status_pb2.Status())
-    raise AssertionError("the call succeeded")
+def options_of(home: Path) -> list[str]:
+    """Of a compiler with state below `home` and checkpoints below `home/models`."""
+    places = [f"--store={home}/store", f"--cache={home}/cache", f"--model-root={home}/models"]
+    return ["--address=127.0.0.1:0", *places, "--drain-timeout=1"]
 
 
 @asynccontextmanager
@@ -220,8 +191,7 @@ async def serve_compiler(
     fetches: PlanningPool | None = None,
 ) -> AsyncIterator[tuple[Client, DirectedRunner]]:
     """Runs a compiler with state below `home` and checkpoints below `home/models`."""
-    arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
-    settings = parse_settings([*arguments, "--model-root", f"{home}/models", "--drain-timeout", "1", *options])
+    settings = parse_settings([*options_of(home), *options])
     directed = runner or DirectedRunner(settings.store)
     planning = planning or PlanningPool(PLANS)
     fetches = fetches or PlanningPool(FETCHES, process_name="kiln-fetch")

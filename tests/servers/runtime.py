@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
-from bundle.layout import Layout
 from bundle.manifest import Manifest
+from bundle.store.layout import Layout
+from execution.text.handle import make_forkserver
 from runtime_svc.deployments.launcher import StartRanks
+from runtime_svc.engine.engine import Engine
 from runtime_svc.server import RuntimeServer, open_server
 from runtime_svc.settings import parse_settings
 from tests.bundles.published import LayoutBundleService, publish
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 from tests.ranks.fakes import FakeRanks
-from tests.repository import ROOT
+from tests.servers.refusals import unpack
+
+Metadata = tuple[tuple[str, str], ...]
+#: For the runtimes of all tests of this process, because it takes most of a second to load.
+TEXTS = make_forkserver()
 
 
 class Runtime:
@@ -39,6 +46,7 @@ class Runtime:
         self.channel = grpc.aio.insecure_channel(self.address)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.control = runtime_pb2_grpc.RuntimeServiceStub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
         self.groups: list[FakeRanks] = []
         self.start_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
@@ -95,38 +103,67 @@ class Runtime:
         return [event async for event in self.control.LoadWeights(request)]
 
     async def generate(self, prompt: list[int], max_new_tokens: int | None = 5, **options: Any) -> list[Any]:
-        return [event async for event in self.generation.Generate(token_request(prompt, max_new_tokens, **options))]
+        return await self.ask(token_request(prompt, max_new_tokens, **options))
+
+    async def ask(self, request: generation.GenerateRequest, metadata: Metadata = ()) -> list[Any]:
+        """Events of a whole generation."""
+        return [event async for event in self.generation.Generate(request, metadata=metadata)]
 
     async def get(self, deployment_id: str = "d") -> runtime.Deployment:
         request = runtime.GetDeploymentRequest(deployment_id=deployment_id)
         return (await self.control.GetDeployment(request)).deployment
 
+    async def wait_for(
+        self, is_so: Callable[[runtime.Deployment], object], deployment_id: str = "d"
+    ) -> runtime.Deployment:
+        """Waits until something is so of a deployment, which is returned."""
+
+        async def look() -> runtime.Deployment | None:
+            deployment = await self.get(deployment_id)
+            return deployment if is_so(deployment) else None
+
+        return await until(look)  # type: ignore[no-any-return]
+
     async def wait_for_state(self, state: str, deployment_id: str = "d") -> runtime.Deployment:
         """Waits until a deployment is READY, FAILED, …"""
         wanted = runtime.Deployment.State.Value(f"STATE_{state}")
-        async with asyncio.timeout(HANG_S):
-            while (deployment := await self.get(deployment_id)).state != wanted:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        return deployment
+        return await self.wait_for(lambda one: one.state == wanted, deployment_id)
 
-    async def wait_for_operation(self, deployment_id: str = "d") -> None:
-        """Waits until a reset, or a swap of weights, is due."""
+    async def wait_for_slots(self, used: int) -> None:
+        await self.wait_for(lambda one: one.load.used_slots == used)
+
+    def engine(self, deployment_id: str = "d") -> Engine:
         engine = self.server.deployments.get(deployment_id).engine
         assert engine is not None
-        async with asyncio.timeout(HANG_S):
-            while engine._operations.is_empty:  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        return engine
+
+    async def wait_for_operation(self) -> None:
+        """Waits until a reset, or a swap of weights, is due."""
+        await until(lambda: not self.engine()._operations.is_empty)
+
+    async def check_health(self, name: str = "") -> str:
+        """State of a name; the code of the answer if it has none."""
+        try:
+            response = await self._health.Check(health_pb2.HealthCheckRequest(service=name))
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+    async def watch_health(self, name: str = "") -> AsyncIterator[str]:
+        async for response in self._health.Watch(health_pb2.HealthCheckRequest(service=name)):
+            yield health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+    async def wait_for_health(self, state: str, name: str = "") -> None:
+        async def is_so() -> bool:
+            return await self.check_health(name) == state
+
+        await until(is_so)
 
     async def info(self) -> runtime.GetServerInfoResponse:
         return await self.control.GetServerInfo(runtime.GetServerInfoRequest())
 
     async def unload(self, deployment_id: str = "d", **options: Any) -> runtime.UnloadBundleResponse:
         return await self.control.UnloadBundle(runtime.UnloadBundleRequest(deployment_id=deployment_id, **options))
-
-    async def wait_for_slots(self, used: int) -> None:
-        async with asyncio.timeout(HANG_S):
-            while (await self.get()).load.used_slots != used:  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
 
 
 def token_request(
@@ -173,46 +210,37 @@ def details_of(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo
     """ErrorInfo and BadRequest of a failed call."""
     status = rpc_status.from_call(error)
     assert status is not None, error
-    return details_of_status(status)
+    return unpack(status, error_details_pb2.ErrorInfo), unpack(status, error_details_pb2.BadRequest)
 
 
-def details_of_status(
-    status: status_pb2.Status,
-) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest]:
-    info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-    for detail in status.details:
-        detail.Unpack(info)
-        detail.Unpack(bad_request)
-    assert info.domain == "kiln"
-    return info, bad_request
-
-
-def fields_of(error: grpc.aio.AioRpcError) -> list[str]:
-    """Fields of the violations of a failed call."""
-    return [violation.field for violation in details_of(error)[1].field_violations]
+def declare(directory: Path, *entries: Mapping[str, Any]) -> str:
+    """Writes a file of deployments; returns the argument that names it."""
+    path = directory / "deployments.json"
+    path.write_text(json.dumps(entries))
+    return f"--deployments={path}"
 
 
 @asynccontextmanager
-async def raises(code: str, reason: str) -> AsyncIterator[list[grpc.aio.AioRpcError]]:
-    """Expects a call to fail, without a word of this host's directories; the list receives the error."""
-    caught: list[grpc.aio.AioRpcError] = []
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        yield caught
-    caught.append(failure.value)
-    assert (failure.value.code().name, details_of(failure.value)[0].reason) == (code, reason), failure.value
-    assert_names_no_directory(str(rpc_status.from_call(failure.value)))
-
-
-def assert_names_no_directory(text: str) -> None:
-    """Fails if a text that a client gets has a path of a test's files or of the code."""
-    assert "/pytest-" not in text, text
-    assert str(ROOT) not in text, text
+async def serve_bundles(
+    bundles: LayoutBundleService, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
+    """Serves bundles; yields the address."""
+    server = grpc.aio.server()
+    bundle_pb2_grpc.add_BundleServiceServicer_to_server(bundles, server)
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 @asynccontextmanager
 async def serve_runtime(
     tmp_path: Path,
     *arguments: str,
+    has_compiler: bool = True,
     start_ranks: StartRanks | None = None,
     prepare: Callable[[LayoutBundleService], None] = lambda _: None,
 ) -> AsyncIterator[Runtime]:
@@ -222,28 +250,18 @@ async def serve_runtime(
     """
     store = Layout.create(tmp_path / "store")
     bundles = LayoutBundleService(store)
-    bundle_server = grpc.aio.server()
-    bundle_pb2_grpc.add_BundleServiceServicer_to_server(bundles, bundle_server)
-    bundle_port = bundle_server.add_insecure_port("127.0.0.1:0")
-    await bundle_server.start()
     prepare(bundles)
-    settings = parse_settings(
-        [
-            "--address=127.0.0.1:0",
-            f"--compiler=127.0.0.1:{bundle_port}",
-            f"--bundle-store={store.root}",
-            f"--cache={tmp_path / 'cache'}",
-            "--cores=4",
-            *arguments,
-        ]
-    )
     serving: asyncio.Future[Runtime] = asyncio.get_running_loop().create_future()
 
     async def start_fake_ranks(*args: Any, **kwargs: Any) -> FakeRanks:
         return await (await serving).start_ranks(*args, **kwargs)
 
-    try:
-        async with open_server(settings, start_ranks or start_fake_ranks) as server:
+    async with serve_bundles(bundles) as compiler:
+        own = ["--address=127.0.0.1:0", f"--cache={tmp_path / 'cache'}", "--cores=4"]
+        if has_compiler:
+            own += [f"--compiler={compiler}", f"--bundle-store={store.root}"]
+        settings = parse_settings([*own, *arguments])
+        async with open_server(settings, start_ranks or start_fake_ranks, TEXTS) as server:
             served = Runtime(server, await server.start(), store, bundles)
             serving.set_result(served)
             try:
@@ -254,6 +272,4 @@ async def serve_runtime(
             finally:
                 await served.channel.close()
                 await server.edge._server.stop(None)
-    finally:
-        await bundle_server.stop(None)
     assert all(ranks.is_closed for ranks in served.groups), "a rank was left running"

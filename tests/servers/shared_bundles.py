@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bundle.digest import canonical_json, sha256_bytes, sha256_file
-from bundle.layout import Layout
-from bundle.transfer import copy_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.layout import Layout
+from bundle.store.transfer import copy_bundle
+from bundle.store.verification import BlobVerifier
 from compiler_svc.planning.code_digest import digest_bundle_code
 
 

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
+from kiln.runtime.v1 import runtime_pb2 as runtime
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from tests.lowering_cache import share_lowering_cache
+from tests.processes import descendants, is_rank
 from tests.repository import ROOT
 from tests.servers.shared_bundles import SharedBundles, digest_action
 
@@ -111,6 +114,15 @@ class Stack:
             self.kiln("load", ref, "--deployment", deployment)
             self.loaded[deployment] = ref
         return deployment
+
+    def get(self, deployment: str) -> runtime.Deployment:
+        """What the runtime says of a deployment."""
+        request = runtime.GetDeploymentRequest(deployment_id=deployment)
+        return self.runtime_service().GetDeployment(request).deployment
+
+    def ranks(self) -> set[psutil.Process]:
+        """The living ranks of all deployments."""
+        return {process for process in descendants(self.process.pid) if is_rank(process)}
 
     def generation(self) -> generation_pb2_grpc.GenerationServiceStub:
         return generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(self.runtime))

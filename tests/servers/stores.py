@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bundle.layout import Layout
-from bundle.oci import BUNDLE_TYPE
-from bundle.reader import open_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.layout import Layout
+from bundle.store.oci import BUNDLE_TYPE
+from bundle.store.reader import open_bundle
+from bundle.store.verification import BlobVerifier
 
 
 def check_store(home: Path) -> set[str]:

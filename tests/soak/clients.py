@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
 from tests.soak.references import LAST_PROMPT, MAX_ANSWER, PROMPTS, greedy_request
-from tests.soak.relay import open_relay
 from tests.soak.services import STALL_TIMEOUT_S
 from tests.soak.site import END_TIMEOUT_S, LASTING, Site
 from tests.soak.streams import Stream
@@ -45,13 +44,46 @@ class Client:
     stub: Any
     num_requests: int = 0
 
+    @property
+    def address(self) -> str:
+        return self.site.services.runtime.address
+
     def open_channel(self, address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
-        """A connection that no other client uses."""
         return grpc.aio.insecure_channel(address, options=(*OWN_CONNECTION, *options))
 
 
+async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await source.read(64 << 10):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+@asynccontextmanager
+async def open_relay(address: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """A TCP relay to an address, on loopback, and what resets its connections, as a network or a dead client does."""
+    host, _, port = address.rpartition(":")
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, out = await asyncio.open_connection(host, int(port))
+        writers.extend((writer, out))
+        await asyncio.gather(_pass_on(reader, out), _pass_on(theirs, writer))
+
+    def cut() -> None:
+        for writer in writers:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", cut
+    finally:
+        server.close()
+        cut()
+
+
 async def read(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
-    """Reads everything."""
     await stream.read(client.stub.Generate(request))
 
 
@@ -94,10 +126,8 @@ async def set_deadline(client: Client, request: pb.GenerateRequest, stream: Stre
 async def abort(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
     """Ends the request by another call."""
     abortion = pb.AbortRequest(deployment_id=request.deployment_id, request_id=request.request_id)
-    is_first = True
-    async for _ in stream.events(client.stub.Generate(request)):
-        if is_first:
-            is_first = False
+    async for event in stream.events(client.stub.Generate(request)):
+        if event.sequence_number == 0:
             with suppress(grpc.aio.AioRpcError):
                 await client.stub.Abort(abortion, timeout=END_TIMEOUT_S)
 
@@ -105,17 +135,17 @@ async def abort(client: Client, request: pb.GenerateRequest, stream: Stream) -> 
 async def drop(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
     """Loses the connection, without a word to the server."""
     left = client.choose.choice((1, 2, 10))
-    async with open_relay(client.site.services.runtime.address) as relay, client.open_channel(relay.address) as channel:
+    async with open_relay(client.address) as (address, cut), client.open_channel(address) as channel:
         async for _ in stream.events(generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)):
             left -= 1
             if left == 0:
-                relay.cut()
+                cut()
                 stream.has_left = True
 
 
 async def hang_up(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
     """Closes the connection while the stream runs."""
-    async with client.open_channel(client.site.services.runtime.address) as channel:
+    async with client.open_channel(client.address) as channel:
         call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
         events = stream.events(call)
         async for _ in events:
@@ -131,28 +161,26 @@ async def never_read(client: Client, request: pb.GenerateRequest, stream: Stream
     """Reads nothing until long after the server has given up, then what is there."""
     request.output.logits = True
     request.stop.max_new_tokens = stream.count = MAX_ANSWER
-    async with client.open_channel(client.site.services.runtime.address, *SMALL_WINDOW) as channel:
+    async with client.open_channel(client.address, *SMALL_WINDOW) as channel:
         call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
         await asyncio.sleep(STALL_TIMEOUT_S * client.choose.uniform(1, 3))
         await stream.read(call)
 
 
+async def read_or_leave(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
+    await (cancel if client.choose.random() < 0.2 else read)(client, request, stream)
+
+
 async def converse(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
     """Continues what any client sent in the same session, as far as the prompt is the same; now and then leaves."""
     request.session_id = f"session-{client.choose.randrange(NUM_SESSIONS)}"
-    if client.choose.random() < 0.2:
-        await cancel(client, request, stream)
-    else:
-        await read(client, request, stream)
+    await read_or_leave(client, request, stream)
 
 
 async def ask_for_several(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
     """Asks for several sequences of the prompt, which greedy sampling makes equal; now and then leaves."""
     request.num_sequences = stream.num_sequences = client.choose.randint(2, 4)
-    if client.choose.random() < 0.2:
-        await cancel(client, request, stream)
-    else:
-        await read(client, request, stream)
+    await read_or_leave(client, request, stream)
 
 
 async def capture(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
@@ -183,16 +211,8 @@ async def mistake(client: Client, request: pb.GenerateRequest, stream: Stream) -
     await read(client, request, stream)
 
 
-@dataclass(frozen=True)
-class Behaviour:
-    """A row of the table.
-
-    Attributes:
-        name: As the report has it.
-        weight: How often clients choose it, in proportion.
-        act: Calls Generate with the request and fills the stream.
-        reasons: Reasons with which it ends the call itself.
-    """
+class Behaviour(NamedTuple):
+    """What a client does with a request and its stream, how often, in proportion, and with which reasons it ends."""
 
     name: str
     weight: int
@@ -222,9 +242,8 @@ ALWAYS: Final = frozenset({"QUEUE_FULL"})
 
 async def keep_calling(client: Client, is_over: asyncio.Event) -> None:
     """Makes one call after the other until the run is over."""
-    behaviours, weights = BEHAVIOURS, [one.weight for one in BEHAVIOURS]
     while not is_over.is_set():
-        (behaviour,) = client.choose.choices(behaviours, weights)
+        (behaviour,) = client.choose.choices(BEHAVIOURS, [one.weight for one in BEHAVIOURS])
         await call_once(client, behaviour)
         await asyncio.sleep(client.choose.random() * 0.1)
 

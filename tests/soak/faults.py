@@ -7,19 +7,20 @@ import errno
 import random
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from tests.processes import lives
-from tests.soak.services import Services, send
+from tests.shortages import limited
+from tests.soak.services import Services
 from tests.soak.site import READY_TIMEOUT_S, Site
 from tests.soak.windows import RANKS_LOST
+from tests.system.runtime_process import send
 
-BALLAST: Final = "ballast"
 #: Descriptors that are left to a runtime that is short of them.
 FEW_DESCRIPTORS: Final = 4
 NOT_READY: Final = frozenset({"DEPLOYMENT_NOT_READY"})
@@ -27,77 +28,72 @@ SHORT: Final = frozenset({"RESOURCES_SHORT"})
 TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST"})
 
 
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+Act = Callable[[Services, random.Random], AbstractContextManager[list[psutil.Process]]]
+
+
 @dataclass(frozen=True)
 class Fault:
     """A row of the table.
 
     Attributes:
-        name: As the report has it.
         weight: How often it is chosen, in proportion.
-        act: Does it; returns what `undo` needs, or the processes that have to end.
-        undo: Takes it back.
+        act: Does it, and undoes it when the block ends; gives processes that have to end before.
         lasts_s: Between which times until it is undone.
-        ends: Whether the processes that `act` returned have to end.
-        streams: Reasons with which streams may end meanwhile.
-        calls: Reasons with which calls of the control plane may end meanwhile.
-        needs_small_disk: Whether it fills the disk.
+        streams, calls: Reasons with which streams, and calls of the control plane, may end meanwhile.
     """
 
     name: str
     weight: int
-    act: Callable[[Services, random.Random], Any]
-    undo: Callable[[Services, Any], None] = lambda _services, _touched: None
+    act: Act
     lasts_s: tuple[float, float] = (0.0, 0.0)
-    ends: bool = False
     streams: frozenset[str] = RANKS_LOST
     calls: frozenset[str] = RANKS_LOST | NOT_READY
-    needs_small_disk: bool = False
 
 
-def find_ranks(services: Services) -> list[psutil.Process]:
-    """Ranks of any deployment."""
-    return services.runtime.ranks()
+def strike(services: Services, choose: random.Random, victim: str, number: signal.Signals) -> list[psutil.Process]:
+    """Sends a signal to one of the processes of a name; `ranks` are those of any deployment."""
+    found = services.runtime.ranks() if victim == "ranks" else services.runtime.find(victim)
+    chosen = [choose.choice(found)] if found else []
+    for process in chosen:
+        send(process, number)
+    return chosen
 
 
-Find = Callable[[Services], list[psutil.Process]]
+def end(*signals: tuple[str, signal.Signals]) -> Act:
+    """Sends signals, each to one process of a name; all of these have to end."""
 
-
-def named(name: str) -> Find:
-    """The runtime's processes of a name that live."""
-    return lambda services: [one for one in services.groups().get(name, []) if lives(one)]
-
-
-find_forkservers = named("kiln-forkserver")
-
-
-def signal_one(find: Find, number: signal.Signals) -> Callable[[Services, random.Random], list[psutil.Process]]:
-    """Sends a signal to one of the processes."""
-
-    def act(services: Services, choose: random.Random) -> list[psutil.Process]:
-        found = find(services)
-        chosen = [choose.choice(found)] if found else []
-        for process in chosen:
-            send(process, number)
-        return chosen
+    @contextmanager
+    def act(services: Services, choose: random.Random) -> Iterator[list[psutil.Process]]:
+        yield [one for victim, number in signals for one in strike(services, choose, victim, number)]
 
     return act
 
 
-def go_on(_services: Services, stopped: list[psutil.Process]) -> None:
+def pause(victim: str) -> Act:
+    """Stops one process of a name for a while."""
+
+    @contextmanager
+    def act(services: Services, choose: random.Random) -> Iterator[list[psutil.Process]]:
+        stopped = strike(services, choose, victim, STOP)
+        try:
+            yield []
+        finally:
+            go_on(stopped)
+
+    return act
+
+
+def go_on(stopped: list[psutil.Process]) -> None:
     """Lets stopped processes run again."""
     for process in stopped:
         send(process, signal.SIGCONT)
 
 
-def stop_forkserver_and_kill_rank(services: Services, choose: random.Random) -> list[psutil.Process]:
-    """The forkserver cannot report the end, nor fork another rank."""
-    stopped = signal_one(find_forkservers, signal.SIGSTOP)(services, choose)
-    return stopped + signal_one(find_ranks, signal.SIGKILL)(services, choose)
-
-
-def fill_disk(services: Services, _choose: random.Random) -> Path:
+@contextmanager
+def fill_disk(services: Services, _choose: random.Random) -> Iterator[list[psutil.Process]]:
     """Writes until there is no room left."""
-    ballast = services.disk / BALLAST
+    ballast = services.disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096, 1):
             try:
@@ -106,71 +102,36 @@ def fill_disk(services: Services, _choose: random.Random) -> Path:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-    return ballast
+    try:
+        yield []
+    finally:
+        ballast.unlink()
 
 
-def free_disk(_services: Services, ballast: Path) -> None:
-    """Removes the ballast."""
-    ballast.unlink()
-
-
-def limit_descriptors(services: Services, choose: random.Random) -> tuple[int, int]:
-    """Leaves the runtime few descriptors more than it has, and kills a rank; returns the limits that it had."""
+@contextmanager
+def take_descriptors(services: Services, choose: random.Random) -> Iterator[list[psutil.Process]]:
+    """Leaves the runtime few descriptors more than it has, and kills a rank."""
     front = services.front
-    limits = resource.prlimit(front.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(front.pid, resource.RLIMIT_NOFILE, (front.num_fds() + FEW_DESCRIPTORS, limits[1]))
-    signal_one(find_ranks, signal.SIGKILL)(services, choose)
-    return limits
+    with limited(resource.RLIMIT_NOFILE, front.num_fds() + FEW_DESCRIPTORS, front.pid):
+        strike(services, choose, "ranks", signal.SIGKILL)
+        yield []
 
 
-def restore_descriptors(services: Services, limits: tuple[int, int]) -> None:
-    """Gives the runtime its limits back."""
-    resource.prlimit(services.front.pid, resource.RLIMIT_NOFILE, limits)
-
-
+_SHORT_OR_LOST: Final = SHORT | RANKS_LOST | {""}
 FAULTS: Final = (
-    Fault("kill a rank", 4, signal_one(find_ranks, signal.SIGKILL), ends=True),
-    Fault("stop a rank", 3, signal_one(find_ranks, signal.SIGSTOP), ends=True),
-    Fault("stop a rank for a moment", 2, signal_one(find_ranks, signal.SIGSTOP), go_on, (0.05, 0.5)),
-    Fault("kill a forkserver", 2, signal_one(find_forkservers, signal.SIGKILL), ends=True),
-    Fault("stop a forkserver", 1, signal_one(find_forkservers, signal.SIGSTOP), go_on, (0.5, 3.0)),
-    Fault("stop a forkserver, kill a rank", 2, stop_forkserver_and_kill_rank, ends=True),
-    Fault(
-        "fill the disk",
-        2,
-        fill_disk,
-        free_disk,
-        (1.0, 4.0),
-        streams=SHORT | {"CAPTURE_UNWRITABLE"},
-        calls=SHORT | {"STATE_UNWRITABLE"},
-        needs_small_disk=True,
-    ),
-    Fault(
-        "take descriptors, kill a rank",
-        2,
-        limit_descriptors,
-        restore_descriptors,
-        (1.0, 6.0),
-        streams=RANKS_LOST | SHORT | {""},
-        calls=RANKS_LOST | NOT_READY | SHORT | {""},
-    ),
-    *(
-        Fault(name, 2, signal_one(named(process), signal.SIGKILL), ends=True, streams=TEXT_LOST, calls=TEXT_LOST)
-        for name, process in (
-            ("kill a text process", "kiln-text"),
-            ("kill the forkserver of text processes", "kiln-texts"),
-        )
-    ),
+    Fault("kill a rank", 4, end(("ranks", KILL))),
+    Fault("stop a rank", 3, end(("ranks", STOP))),
+    Fault("stop a rank for a moment", 2, pause("ranks"), (0.05, 0.5)),
+    Fault("kill a forkserver", 2, end(("kiln-forkserver", KILL))),
+    Fault("stop a forkserver", 1, pause("kiln-forkserver"), (0.5, 3.0)),
+    # It cannot report the end, nor fork another rank.
+    Fault("stop a forkserver, kill a rank", 2, end(("kiln-forkserver", STOP), ("ranks", KILL))),
+    Fault("fill the disk", 2, fill_disk, (1.0, 4.0), SHORT | {"CAPTURE_UNWRITABLE"}, SHORT | {"STATE_UNWRITABLE"}),
+    Fault("take descriptors, kill a rank", 2, take_descriptors, (1.0, 6.0), _SHORT_OR_LOST, _SHORT_OR_LOST | NOT_READY),
+    Fault("kill a text process", 2, end(("kiln-text", KILL)), streams=TEXT_LOST, calls=TEXT_LOST),
+    Fault("kill the forkserver of text processes", 2, end(("kiln-texts", KILL)), streams=TEXT_LOST, calls=TEXT_LOST),
     # Longer than `--text-timeout` allows, now and then. One that no prompt needs meanwhile goes on.
-    Fault(
-        "stop a text process",
-        2,
-        signal_one(named("kiln-text"), signal.SIGSTOP),
-        go_on,
-        (0.5, 20.0),
-        streams=TEXT_LOST,
-        calls=TEXT_LOST,
-    ),
+    Fault("stop a text process", 2, pause("kiln-text"), (0.5, 20.0), TEXT_LOST, TEXT_LOST),
 )
 
 
@@ -180,15 +141,10 @@ async def inflict(site: Site, fault: Fault, choose: random.Random) -> None:
     Raises:
         SiteLost: One does not.
     """
-    services = site.services
     with site.windows.open(fault.name, fault.streams, fault.calls):
-        touched = fault.act(services, choose)
-        try:
+        with fault.act(site.services, choose) as ending:
             await asyncio.sleep(choose.uniform(*fault.lasts_s))
-            if fault.ends:
-                await _wait_until_ended(site, fault, touched)
-        finally:
-            fault.undo(services, touched)
+            await _wait_until_ended(site, fault, ending)
         await site.wait_ready(fault.name)
 
 
@@ -198,14 +154,12 @@ async def _wait_until_ended(site: Site, fault: Fault, processes: list[psutil.Pro
     while left := [one for one in processes if lives(one)]:
         if loop.time() > end_s:
             site.find(f"{fault.name}: {len(left)} processes did not end in {READY_TIMEOUT_S:g} s")
-            go_on(site.services, left)
+            go_on(left)
             return
         await asyncio.sleep(0.05)
 
 
 def choose_faults(services: Services) -> tuple[list[Fault], dict[str, str]]:
     """The rows that are on here, and by name why others are not."""
-    reasons = {
-        fault.name: "a small disk takes root" for fault in FAULTS if fault.needs_small_disk and not services.is_small
-    }
-    return [fault for fault in FAULTS if fault.name not in reasons], reasons
+    left_out = [fault for fault in FAULTS if fault.act is fill_disk and not services.is_small]
+    return [one for one in FAULTS if one not in left_out], {one.name: "a small disk takes root" for one in left_out}

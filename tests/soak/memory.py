@@ -87,6 +87,13 @@ class MemorySampler:
             with suppress(psutil.NoSuchProcess):
                 self.samples[group].append((now_s, sum(one.memory_info().rss for one in processes)))
 
+    def fit_slopes(self) -> dict[str, Slope]:
+        """The slope of each group that has enough samples."""
+        slopes = {}
+        for group, samples in self.samples.items():
+            with suppress(ValueError):
+                slopes[group] = fit_slope(samples)
+        return slopes
+
     def last_mb(self, group: str) -> float:
-        """The last sample."""
         return self.samples[group][-1][1] / 1e6 if self.samples[group] else 0.0

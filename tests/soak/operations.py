@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
@@ -15,7 +14,6 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from tests.soak.site import END_TIMEOUT_S, LASTING, SHARING, Site
 from tests.soak.windows import ABORTED
 
-REFUSED: Final = frozenset({"REQUESTS_IN_FLIGHT"})
 NONE: Final = frozenset[str]()
 LOADING: Final = "LOAD_IN_PROGRESS"
 #: Deployments that come and go at once.
@@ -30,16 +28,8 @@ POLICIES: Final = ("WAIT", "ABORT", "REFUSE")
 HOSTILE_DEPLOYMENT: Final = "hostile"
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A row of the table.
-
-    Attributes:
-        name: As the report has it.
-        weight: How often it is chosen, in proportion.
-        act: Makes the calls.
-        streams: Reasons with which streams may end meanwhile.
-    """
+class Operation(NamedTuple):
+    """Calls, how often they are made, in proportion, and reasons with which streams may end meanwhile."""
 
     name: str
     weight: int
@@ -48,17 +38,20 @@ class Operation:
 
 
 async def drain(call: Any) -> None:
-    """Reads a stream of progress to its end."""
     async for _ in call:
         pass
+
+
+def number_of(policy: str) -> pb.InFlightPolicy.ValueType:
+    return pb.InFlightPolicy.Value(f"IN_FLIGHT_POLICY_{policy}")
 
 
 async def load_weights(site: Site, name: str, choose: random.Random, *, policy: str, kv: str) -> None:
     """Swaps between the weight sets that a lasting deployment may have."""
     request = choose_weights(choose)
-    request.in_flight_policy = pb.InFlightPolicy.Value(f"IN_FLIGHT_POLICY_{policy}")
+    request.in_flight_policy = number_of(policy)
     request.kv_policy = pb.KvPolicy.Value(f"KV_POLICY_{kv}")
-    await site.call(name, swap(site, request), REFUSED if policy == "REFUSE" else NONE)
+    await site.call(name, swap(site, request), refusals_of(policy))
     await site.get(request.deployment_id)
 
 
@@ -92,8 +85,6 @@ async def swap(
     """Calls LoadWeights, and notes the weights of the epoch that it begins.
 
     Args:
-        site: Where.
-        request: What to load.
         timeout_s: When the client leaves.
         since: An epoch, and a load whose client left in it. If one epoch has come in between, that load began it.
     """
@@ -104,64 +95,51 @@ async def swap(
                 site.references.note_epoch(request.deployment_id, since[0] + 1, site.digests[since[1].ref])
 
 
+def refusals_of(policy: str) -> frozenset[str]:
+    return frozenset({"REQUESTS_IN_FLIGHT"}) if policy == "REFUSE" else NONE
+
+
 async def reset(site: Site, name: str, choose: random.Random, *, policy: str) -> None:
     """Forgets the KV cache of a lasting deployment."""
-    request = pb.ResetKVCacheRequest(
-        deployment_id=choose.choice(list(LASTING)),
-        in_flight_policy=pb.InFlightPolicy.Value(f"IN_FLIGHT_POLICY_{policy}"),
-    )
-    await site.call(name, site.control.ResetKVCache(request), REFUSED if policy == "REFUSE" else NONE)
+    request = pb.ResetKVCacheRequest(deployment_id=choose.choice(list(LASTING)), in_flight_policy=number_of(policy))
+    await site.call(name, site.control.ResetKVCache(request), refusals_of(policy))
 
 
 async def reset_session(site: Site, name: str, choose: random.Random) -> None:
     """Lists the sessions of a lasting deployment, and forgets one of them, which a request may use or end meanwhile."""
     deployment_id = choose.choice(list(LASTING))
     listed = await site.control.ListSessions(pb.ListSessionsRequest(deployment_id=deployment_id), timeout=END_TIMEOUT_S)
-    if not listed.sessions:
-        return
-    scope = pb.SessionScope(session_id=choose.choice(listed.sessions).id)
-    request = pb.ResetKVCacheRequest(deployment_id=deployment_id, session=scope)
-    await site.call(name, site.control.ResetKVCache(request), frozenset({"SESSION_BUSY", "SESSION_NOT_FOUND"}))
+    if listed.sessions:
+        scope = pb.SessionScope(session_id=choose.choice(listed.sessions).id)
+        request = pb.ResetKVCacheRequest(deployment_id=deployment_id, session=scope)
+        await site.call(name, site.control.ResetKVCache(request), frozenset({"SESSION_BUSY", "SESSION_NOT_FOUND"}))
 
 
 async def reset_prefix_cache(site: Site, name: str, _choose: random.Random) -> None:
-    """Forgets what requests share."""
     request = pb.ResetKVCacheRequest(deployment_id=SHARING, prefix_cache=pb.PrefixCacheScope())
     await site.call(name, site.control.ResetKVCache(request), NONE)
 
 
-async def load(site: Site, name: str, choose: random.Random) -> None:
-    """Loads a deployment that passes, unless there are enough."""
+async def load(site: Site, name: str, choose: random.Random, *, leaves: bool = False) -> None:
+    """Loads a deployment that passes, unless there are enough. If its client leaves, it is unloaded wherever it is."""
     if len(site.passing) >= MAX_PASSING:
         return
     deployment_id = f"passing-{choose.getrandbits(32):08x}"
     request = pb.LoadBundleRequest(ref=PASSING_REF, deployment_id=deployment_id)
-    end = await site.call(name, drain(site.control.LoadBundle(request)), NONE)
-    if end == "OK":
+    call = site.control.LoadBundle(request, timeout=choose.uniform(0.01, 0.5) if leaves else None)
+    end = await site.call(name, drain(call), frozenset({"DEADLINE_EXCEEDED"}) if leaves else NONE)
+    if end == "OK" and not leaves:
         await site.get(deployment_id)
         site.passing.append(deployment_id)
     else:
         await unload_at_last(site, deployment_id)
 
 
-async def leave_load(site: Site, name: str, choose: random.Random) -> None:
-    """The client leaves while a bundle is loaded; the deployment is unloaded wherever its load stands."""
-    if len(site.passing) >= MAX_PASSING:
-        return
-    deployment_id = f"passing-{choose.getrandbits(32):08x}"
-    request = pb.LoadBundleRequest(ref=PASSING_REF, deployment_id=deployment_id)
-    call = site.control.LoadBundle(request, timeout=choose.uniform(0.01, 0.5))
-    await site.call(name, drain(call), frozenset({"DEADLINE_EXCEEDED"}))
-    await unload_at_last(site, deployment_id)
-
-
 async def unload(site: Site, name: str, _choose: random.Random, *, policy: str) -> None:
     """Unloads the deployment that passes, if there is one."""
     for deployment_id in [*site.passing]:
-        request = pb.UnloadBundleRequest(
-            deployment_id=deployment_id, in_flight_policy=pb.InFlightPolicy.Value(f"IN_FLIGHT_POLICY_{policy}")
-        )
-        end = await site.call(name, site.control.UnloadBundle(request), REFUSED if policy == "REFUSE" else NONE)
+        request = pb.UnloadBundleRequest(deployment_id=deployment_id, in_flight_policy=number_of(policy))
+        end = await site.call(name, site.control.UnloadBundle(request), refusals_of(policy))
         if "REQUESTS_IN_FLIGHT" not in end:
             site.passing.remove(deployment_id)
             await unload_at_last(site, deployment_id)
@@ -197,35 +175,26 @@ async def serve_hostile_template(site: Site, name: str, choose: random.Random) -
         await unload_at_last(site, HOSTILE_DEPLOYMENT)
 
 
+def _aborting(policy: str) -> frozenset[str]:
+    return ABORTED if policy == "ABORT" else NONE
+
+
 OPERATIONS: Final = (
     *(
-        Operation(
-            f"load weights, {policy} {kv}",
-            2,
-            partial(load_weights, policy=policy, kv=kv),
-            ABORTED if policy == "ABORT" else NONE,
-        )
+        Operation(f"load weights, {policy} {kv}", 2, partial(load_weights, policy=policy, kv=kv), _aborting(policy))
         for policy, kv in WEIGHT_POLICIES
     ),
     Operation("load weights and leave", 2, leave_load_weights),
-    *(
-        Operation(f"reset, {policy}", 2, partial(reset, policy=policy), ABORTED if policy == "ABORT" else NONE)
-        for policy in POLICIES
-    ),
+    *(Operation(f"reset, {policy}", 2, partial(reset, policy=policy), _aborting(policy)) for policy in POLICIES),
     Operation("reset a session", 4, reset_session),
     Operation("reset the prefix cache", 2, reset_prefix_cache),
     Operation("load a bundle", 5, load),
-    Operation("load a bundle and leave", 2, leave_load),
+    Operation("load a bundle and leave", 2, partial(load, leaves=True)),
     *(Operation(f"unload, {policy}", 2, partial(unload, policy=policy)) for policy in POLICIES),
-    Operation(
-        "serve a hostile template",
-        3,
-        serve_hostile_template,
-    ),
+    Operation("serve a hostile template", 3, serve_hostile_template),
 )
 
 
 async def perform(site: Site, operation: Operation, choose: random.Random) -> None:
-    """Carries an operation out."""
     with site.windows.open(operation.name, operation.streams, frozenset()):
         await operation.act(site, operation.name, choose)

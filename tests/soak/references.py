@@ -75,8 +75,6 @@ class References:
         reference, and is not compared.
 
         Args:
-            deployment_id: Who answered.
-            prompt: Name of the prompt.
             tokens: Epoch and id of each token, in order.
 
         Returns:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,15 @@ from typing import Any, Final
 
 import psutil
 
-from tests.processes import descendants, name_of
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.transfer import copy_bundle
+from bundle.store.verification import BlobVerifier
+from tests.bundles.newer import publish_newer
+from tests.processes import descendants, living_descendants, name_of
 from tests.repository import ROOT
 from tests.servers.shared_bundles import SharedBundles
 from tests.servers.stack import Stack
-from tests.soak.hostile import publish_hostile
 from tests.system.runtime_process import RuntimeProcess, run_runtime
 
 LEVEL: Final = 1
@@ -49,6 +53,15 @@ BUNDLES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "story-blocks": ("kiln-tiny", {"tp_degree": 1, **SHARED_BLOCKS}),
 }
 
+#: Chat templates that do harm: each computes without end, at once or in loops, or takes gigabytes.
+TEMPLATES: Final = (
+    "{{ 9 ** (9 ** 9) }}",
+    "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "{{ ('a' * 3000000000) | length }}",
+    "{{ '{:>3000000000}'.format(1) }}",
+    "{{ '%99999999999d' % 1 }}",
+)
+
 STALL_TIMEOUT_S: Final = 5
 #: What makes hung ranks and clients that do not read pass in seconds.
 OPTIONS: Final = (
@@ -67,18 +80,14 @@ class Services:
     """What runs, and where.
 
     Attributes:
-        runtime: The runtime that is attacked.
-        stack: The compiler (and a runtime that does no work).
         disk: Directory of all that the runtime writes.
         is_small: Whether the disk is small, so that it can be filled.
         scratch: `TMPDIR` of the runtime.
         capture: Where it writes captured inputs.
-        hostile_refs: Bundles whose chat templates do harm.
-        log: Its log.
     """
 
     runtime: RuntimeProcess
-    stack: Stack
+    compiler: psutil.Process
     disk: Path
     is_small: bool
     scratch: Path
@@ -104,11 +113,8 @@ class Services:
     def memory_groups(self) -> dict[str, list[psutil.Process]]:
         """Processes by what their memory is counted as."""
         groups = self.groups()
-        compiler = [
-            one for one in descendants(self.stack.process.pid) if "compiler_svc" in " ".join(_command_line(one))
-        ]
         ranks = [one for name, members in groups.items() if name.startswith("kiln-rank") for one in members]
-        return {"runtime": groups["runtime"], "compiler": compiler[:1], "ranks": ranks}
+        return {"runtime": groups["runtime"], "compiler": [self.compiler], "ranks": ranks}
 
 
 @contextmanager
@@ -137,9 +143,18 @@ def run_services(directory: Path, bundles: Path) -> Iterator[Services]:
         os.environ["TMPDIR"] = str(scratch)
         named = (f"--{name}={path}" for name, path in options.items())
         runtime = exits.enter_context(run_runtime(stack.compiler, disk, *OPTIONS, *named))
-        yield Services(
-            runtime, stack, disk, is_small, scratch, options["capture-directory"], hostile_refs, options["log-file"]
-        )
+        command = ["-m", "compiler_svc"]
+        (compiler,) = (one for one in living_descendants(stack.process.pid) if one.cmdline()[1:3] == command)
+        captures, log = options["capture-directory"], options["log-file"]
+        yield Services(runtime, compiler, disk, is_small, scratch, captures, hostile_refs, log)
+
+
+def publish_hostile(source: Layout, digest: str, directory: Path) -> list[str]:
+    """Publishes a copy of a bundle with each template, as no build would, in a layout of its own; their digests."""
+    layout = Layout.create(directory)
+    copy_bundle(source, layout, digest, verifier=BlobVerifier(None))
+    tokenizer = json.loads(open_bundle(layout, digest).manifest_json)["tokenizer"]
+    return [publish_newer(layout, digest, tokenizer=tokenizer | {"chat_template": one}) for one in TEMPLATES]
 
 
 @contextmanager
@@ -153,18 +168,3 @@ def _mount(directory: Path) -> Iterator[bool]:
         yield True
     finally:
         subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
-def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Sends a signal to a process that may be gone."""
-    try:
-        os.kill(process.pid, number)
-    except ProcessLookupError:
-        return

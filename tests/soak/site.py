@@ -11,9 +11,10 @@ import grpc
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as pb
 
+from tests.servers.answers import reason_of
 from tests.soak.references import MAX_ANSWER, PROMPTS, References, greedy_request
 from tests.soak.services import Services
-from tests.soak.streams import Stream, end_of
+from tests.soak.streams import Stream
 from tests.soak.windows import Windows
 
 State = pb.Deployment.State
@@ -60,12 +61,12 @@ class Site:
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(f"{time.monotonic() - self.begun_s:.1f} s: {finding}")
 
-    async def load(self, deployment_id: str, ref: str) -> None:
+    async def load(self, deployment_id: str, ref: str) -> pb.Deployment:
         """Loads a bundle and notes the epoch of its weights."""
         request = pb.LoadBundleRequest(ref=ref, deployment_id=deployment_id)
         async for _ in self.control.LoadBundle(request, timeout=END_TIMEOUT_S):
             pass
-        await self.get(deployment_id)
+        return await self.get(deployment_id)
 
     async def get(self, deployment_id: str) -> pb.Deployment:
         """Asks for a deployment, and notes the weights of its epoch."""
@@ -104,8 +105,7 @@ class Site:
         for deployment_id, refs in LASTING.items():
             for ref in refs:
                 probe = "probe"
-                await self.load(probe, ref)
-                digest = self.digests[ref] = (await self.get(probe)).roles[0].weights_digest
+                digest = self.digests[ref] = (await self.load(probe, ref)).roles[0].weights_digest
                 for prompt in PROMPTS:
                     stream = Stream("probe", probe, prompt, MAX_ANSWER, frozenset())
                     await stream.read(self.generation.Generate(greedy_request(probe, prompt, MAX_ANSWER)))
@@ -147,16 +147,10 @@ class Site:
                 self.find(f"{name}, sequence {index}: {mistake}")
 
     async def call(self, name: str, call: Any, reasons: frozenset[str], *, is_counted: bool = True) -> str:
-        """Makes a call of the control plane, and notes how it ends.
+        """Makes a call of the control plane, which may end with these reasons; returns `OK`, or code and reason.
 
         Args:
-            name: For the table.
-            call: An awaitable of gRPC.
-            reasons: Reasons with which the call itself may end, OK aside.
             is_counted: Whether the end counts in the table.
-
-        Returns:
-            `OK`, or code and reason.
         """
         begun_s = time.monotonic()
         try:
@@ -167,7 +161,7 @@ class Site:
             self.find(f"{name} did not end in {END_TIMEOUT_S:g} s")
             raise SiteLost from None
         except grpc.aio.AioRpcError as error:
-            code, reason = end_of(error)
+            code, reason = error.code().name, reason_of(error)
             expected = reasons | self.windows.call_reasons(begun_s, time.monotonic())
             if reason not in expected and code not in expected:
                 self.find(f"{name} ended {code} {reason}: {error.details()}")
@@ -175,10 +169,6 @@ class Site:
         if is_counted:
             self.ends[name][end] += 1
         return end
-
-    async def close(self) -> None:
-        """Closes the connection."""
-        await self.channel.close()
 
 
 class SiteLost(Exception):

@@ -23,9 +23,9 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from tests.repository import ROOT
 from tests.soak.census import Census, settle, take_census
 from tests.soak.clients import Client, clean_captures, keep_calling
-from tests.soak.faults import Fault, choose_faults, inflict
-from tests.soak.memory import MemorySampler, Slope, fit_slope
-from tests.soak.operations import OPERATIONS, Operation, perform, unload_at_last
+from tests.soak.faults import choose_faults, inflict
+from tests.soak.memory import MemorySampler, Slope
+from tests.soak.operations import OPERATIONS, perform, unload_at_last
 from tests.soak.references import LAST_PROMPT, MAX_ANSWER, greedy_request
 from tests.soak.services import Services
 from tests.soak.site import END_TIMEOUT_S, LASTING, READY_TIMEOUT_S, Site, SiteLost
@@ -45,25 +45,7 @@ FLAT: Final = ("runtime", "compiler")
 #: Clients give way to what they measure.
 CLIENT_NICENESS: Final = 5
 
-Row = Fault | Operation
 Progress = Callable[[Site, MemorySampler, float], None]
-
-
-@dataclass(frozen=True)
-class Lane:
-    """Rows that are done one after the other.
-
-    Attributes:
-        name: Part of the seed.
-        rows: Faults or operations.
-        act: Does one of them.
-        pause_s: Longest pause before each.
-    """
-
-    name: str
-    rows: Sequence[Row]
-    act: Callable[[Any, random.Random], Awaitable[None]]
-    pause_s: float
 
 
 @dataclass(frozen=True)
@@ -71,11 +53,9 @@ class Report:
     """What a run found.
 
     Attributes:
-        seed: Its seed.
         minutes: How long clients and faults were let loose.
-        site: Counts of ends and findings.
         stalls: What the witness wrote; empty if it wrote nothing.
-        slopes: Of memory, by group of processes; None where a group had too few samples.
+        slopes: Of memory, by group of processes with enough samples.
         left_out: By name of a fault or operation, why it was left out.
         findings: What must not be. An empty list is a run that passed.
     """
@@ -84,7 +64,7 @@ class Report:
     minutes: float
     site: Site
     stalls: Mapping[str, Any]
-    slopes: Mapping[str, Slope | None]
+    slopes: Mapping[str, Slope]
     left_out: Mapping[str, str]
     findings: list[str]
 
@@ -93,7 +73,6 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
     """Runs a soak on services that no other client uses.
 
     Args:
-        services: What `run_services` started.
         minutes: How long clients and faults are let loose; the rest takes about a minute.
         seed: Of every choice. The order in which the machine carries them out differs from run to run.
         show: Called every second.
@@ -101,10 +80,14 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
     site, sampler = Site(services), MemorySampler(services.memory_groups)
     faults, left_out = choose_faults(services)
     stalls: dict[str, Any] = {}
+
+    def count() -> Census:
+        return take_census(services.groups(), [services.disk, services.scratch])
+
     try:
         await site.learn()
         await warm_up(site, seed)
-        before = await count_at_rest(site)
+        before = count()
         site.begun_s = time.monotonic()
         witness = start_witness(services)
         os.nice(CLIENT_NICENESS)
@@ -114,10 +97,12 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
                 sampling = tasks.create_task(sampler.run())
                 clients = tasks.create_task(run_clients(site, random.Random(f"{seed} clients"), all_done))
                 lanes = [
-                    tasks.create_task(run_lane(lane, random.Random(f"{seed} {lane.name}"), over))
-                    for lane in (
-                        Lane("faults", faults, partial(inflict, site), FAULT_PAUSE_S),
-                        Lane("operations", OPERATIONS, partial(perform, site), OPERATION_PAUSE_S),
+                    tasks.create_task(
+                        run_lane(rows, partial(act, site), pause_s, random.Random(f"{seed} {name}"), over)
+                    )
+                    for name, rows, act, pause_s in (
+                        ("faults", faults, inflict, FAULT_PAUSE_S),
+                        ("operations", OPERATIONS, perform, OPERATION_PAUSE_S),
                     )
                 ]
                 while not over.is_set():
@@ -133,14 +118,14 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
         finally:
             stalls = await asyncio.to_thread(stop_witness, witness, site)
         await quiesce(site)
-        for leak in await settle(lambda: count(services), before):
+        for leak in await settle(count, before):
             site.find(f"left over: {leak}")
     except* SiteLost:
         site.find("the run ended early")
     finally:
-        await site.close()
+        await site.channel.close()
     site.decide()
-    slopes = {group: fit_or_none(sampler, group) for group in sampler.samples}
+    slopes = sampler.fit_slopes()
     findings = [*site.findings, *find_in_log(services), *find_stalls(stalls), *find_growth(slopes)]
     return Report(seed, minutes, site, stalls, slopes, left_out, findings)
 
@@ -154,6 +139,11 @@ async def warm_up(site: Site, seed: int) -> None:
     await clients
     site.ends.clear()
     site.num_streams = site.num_compared = 0
+    for deployment_id in LASTING:
+        await wait_until_idle(site, deployment_id)
+    clean_captures(site.services.capture)
+    # The runtime lets go of what was taken.
+    await asyncio.sleep(2.0)
 
 
 async def run_clients(site: Site, choose: random.Random, over: asyncio.Event) -> None:
@@ -174,18 +164,20 @@ async def run_clients(site: Site, choose: random.Random, over: asyncio.Event) ->
             await channel.close()
 
 
-async def run_lane(lane: Lane, choose: random.Random, over: asyncio.Event) -> None:
-    """Does one row after the other, as the random numbers choose, until the run is over.
+async def run_lane(
+    rows: Sequence[Any], act: Callable[..., Awaitable[None]], pause_s: float, choose: random.Random, over: asyncio.Event
+) -> None:
+    """Does one row after the other, as the random numbers choose, until the run is over; pauses before each.
 
     Every row comes as often as its weight says before any comes more often, so that a short run has them all.
     """
-    bag: list[Row] = []
+    bag: list[Any] = []
     while not over.is_set():
-        await asyncio.sleep(choose.random() * lane.pause_s)
+        await asyncio.sleep(choose.random() * pause_s)
         if not bag:
-            bag = [row for row in lane.rows for _ in range(row.weight)]
+            bag = [row for row in rows for _ in range(row.weight)]
             choose.shuffle(bag)
-        await lane.act(bag.pop(), choose)
+        await act(bag.pop(), choose)
 
 
 async def quiesce(site: Site) -> None:
@@ -219,20 +211,6 @@ async def wait_until_idle(site: Site, deployment_id: str) -> pb.Load:
         await asyncio.sleep(0.1)
 
 
-def count(services: Services) -> Census:
-    """Counts what the runtime holds now."""
-    return take_census(services.groups(), [services.disk, services.scratch])
-
-
-async def count_at_rest(site: Site) -> Census:
-    """Counts once the runtime has let go of what the warm-up took."""
-    for deployment_id in LASTING:
-        await wait_until_idle(site, deployment_id)
-    clean_captures(site.services.capture)
-    await asyncio.sleep(2.0)
-    return count(site.services)
-
-
 def start_witness(services: Services) -> subprocess.Popen[str]:
     """Starts the witness, at the niceness that the services have."""
     command = [sys.executable, "-m", "tests.soak.witness", services.runtime.address, str(services.front.pid)]
@@ -263,14 +241,7 @@ def find_stalls(stalls: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def fit_or_none(sampler: MemorySampler, group: str) -> Slope | None:
-    """The slope of a group that has enough samples."""
-    with suppress(ValueError):
-        return fit_slope(sampler.samples[group])
-    return None
-
-
-def find_growth(slopes: Mapping[str, Slope | None]) -> list[str]:
+def find_growth(slopes: Mapping[str, Slope]) -> list[str]:
     """The groups whose memory grows."""
     return [
         f"memory of {group} grows by {slope.mb_per_hour:.1f} ± {slope.error:.1f} MB/h"

@@ -10,21 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
 from kiln.runtime.v1 import generation_pb2 as pb
 
-#: A status that names no reason: gRPC's own, of a client that left or a connection that is gone.
-NO_REASON = ""
-
-
-def end_of(error: grpc.aio.AioRpcError) -> tuple[str, str]:
-    """Code and ErrorInfo reason of a failed call."""
-    status, info = status_pb2.Status(), error_details_pb2.ErrorInfo()
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            status.ParseFromString(value)
-    named = any(detail.Unpack(info) for detail in status.details)
-    return error.code().name, info.reason if named else NO_REASON
+from tests.servers.answers import reason_of
 
 
 @dataclass
@@ -49,7 +37,7 @@ class Stream:
     begun_s: float = field(default_factory=time.monotonic)
     ended_s: float = 0.0
     code: str = ""
-    reason: str = NO_REASON
+    reason: str = ""
     #: Whether the client ended the call itself, so that no terminal event is owed.
     has_left: bool = False
     numbers: list[int] = field(default_factory=list)
@@ -68,7 +56,7 @@ class Stream:
                 yield event
             self.code = "OK"
         except grpc.aio.AioRpcError as error:
-            self.code, self.reason = end_of(error)
+            self.code, self.reason = error.code().name, reason_of(error)
         except asyncio.CancelledError:
             # That of the call, unless the client's own task is cancelled, which cancels the call too.
             task = asyncio.current_task()

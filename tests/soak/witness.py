@@ -48,10 +48,7 @@ def explain(pid: int, before: Clocks, after: Clocks, own_wait_s: float, latency_
 
     Args:
         pid: Of the server, and so of its main thread.
-        before: Clocks of its threads before the check.
-        after: Clocks behind it.
         own_wait_s: What the witness waited for a processor meanwhile.
-        latency_s: How long the check took.
     """
     moved = {
         thread: (computed - before.get(thread, (0.0, 0.0))[0], waited - before.get(thread, (0.0, 0.0))[1])

@@ -6,6 +6,7 @@ from tests.repository import ROOT
 from tests.servers.stack import Stack
 
 TINY = ROOT / "examples/models/kiln-tiny"
+PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
 CONFIG = {
     "neuron_config": {
         "seq_len": 256,

@@ -15,13 +15,11 @@ from typing import Any
 
 import grpc
 import psutil
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.hang_guard import HANG_S
-from tests.processes import descendants, is_rank
+from tests.processes import descendants, is_rank, living_descendants, name_of
 from tests.repository import ROOT
 from tests.servers.stack import token_request, tokens_of
 from tests.system.conftest import CONFIG
@@ -48,6 +46,8 @@ class RuntimeProcess:
         self._arguments = [*source, f"--cache={directory / 'cache'}", "--cores=4", *arguments]
         self._process: subprocess.Popen[str] | None = None
         self._channel: grpc.Channel | None = None
+        #: Of the last load, of a bundle or of weights, that the runtime has answered.
+        self.answered_epoch = 0
 
     def start(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "runtime_svc", "--address=127.0.0.1:0", *self._arguments, *arguments]
@@ -65,6 +65,11 @@ class RuntimeProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs: it has been started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
         """SIGKILL; returns when every rank is gone too."""
@@ -98,6 +103,14 @@ class RuntimeProcess:
         forkservers = [child for child in descendants(self._process.pid) if not is_rank(child)]
         return [psutil.Process(self._process.pid), *forkservers]
 
+    def find(self, name: str) -> list[psutil.Process]:
+        """Its living processes of a name; `runtime` is the service itself."""
+        return (
+            [self.processes()[0]]
+            if name == "runtime"
+            else [child for child in living_descendants(self.pid) if name_of(child) == name]
+        )
+
     def ranks(self) -> list[psutil.Process]:
         """Rank processes, by start."""
         assert self._process is not None
@@ -106,14 +119,18 @@ class RuntimeProcess:
 
     def load(self, ref: str, deployment_id: str = "d", **options: Any) -> runtime.Deployment:
         request = runtime.LoadBundleRequest(ref=ref, deployment_id=deployment_id, **options)
-        return [*self.control.LoadBundle(request)][-1].deployment
+        deployment: runtime.Deployment = [*self.control.LoadBundle(request)][-1].deployment
+        self.answered_epoch = 1
+        return deployment
 
     def unload(self, deployment_id: str = "d") -> None:
         self.control.UnloadBundle(runtime.UnloadBundleRequest(deployment_id=deployment_id))
 
     def load_weights(self, ref: str, deployment_id: str = "d") -> runtime.LoadWeightsResult:
         request = runtime.LoadWeightsRequest(ref=ref, deployment_id=deployment_id)
-        return [*self.control.LoadWeights(request)][-1].result
+        result: runtime.LoadWeightsResult = [*self.control.LoadWeights(request)][-1].result
+        self.answered_epoch = result.weight_epoch
+        return result
 
     def get(self, deployment_id: str = "d") -> runtime.Deployment:
         request = runtime.GetDeploymentRequest(deployment_id=deployment_id)
@@ -164,15 +181,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> None
         time.sleep(0.01)
 
 
-def reason_of(error: grpc.RpcError) -> str:
-    """The ErrorInfo reason of a failed call."""
-    status = rpc_status.from_call(error)
-    assert status is not None, error
-    info = error_details_pb2.ErrorInfo()
-    assert any(detail.Unpack(info) for detail in status.details)
-    return str(info.reason)
-
-
-def kill_rank(process: psutil.Process) -> None:
+def send(process: psutil.Process, number: signal.Signals = signal.SIGKILL) -> None:
+    """Sends a signal to a process, which may be gone."""
     with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, number)

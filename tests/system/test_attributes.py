@@ -12,8 +12,13 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from tests.parity.reference import TOLERANCE, Reference, deviation, draw_prompt, write_checkpoint
+from compiler_svc.models.transforms import Quantization
+from compiler_svc.weights.checkpoint import Checkpoint
+from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, write_tiny_model
+from tests.parity.geometries import GEOMETRIES
+from tests.parity.reference import Reference, draw_prompt, write_checkpoint
 from tests.servers.stack import Stack, token_request
+from tests.unit.compiler_svc.sharding.test_quantized import replace_matrices
 
 GEOMETRY = "gqa4-tied-llama3"
 LEVELS = [0, pytest.param(1, marks=[pytest.mark.toolchain, pytest.mark.slow])]
@@ -32,7 +37,7 @@ def deploy(stack: Stack, name: str, reference: Reference, level: int, **attribut
     stack.compile(name, reference.path, {"neuron_config": CONFIG | attributes}, level=level)
     stages = {event.get("stage") for event in stack.kiln("load", name, "--deployment", name).events}
     assert ("warmup" in stages) is not attributes.get("skip_warmup", False)
-    return stack.runtime_service().GetDeployment(runtime.GetDeploymentRequest(deployment_id=name)).deployment
+    return stack.get(name)
 
 
 def generate(stack: Stack, deployment: str, ids: list[int], count: int) -> tuple[generation.Accepted, list[Any]]:
@@ -51,6 +56,31 @@ def worst_deviation(reference: Reference, prompt: list[int], tokens: list[Any]) 
 
 def write_model(stack: Stack, name: str) -> Reference:
     return write_checkpoint(stack.new_model(name), GEOMETRY)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_quantized_weights_give_the_logits_of_what_is_left_of_them(stack: Stack, level: int) -> None:
+    name = f"quantized-o{level}"
+    reference = write_model(stack, name)
+    leave_quantized(reference)
+    deploy(stack, name, reference, level, quantized=True, quantization_type="per_channel_symmetric")
+    prompt = draw_prompt(20)
+    _, tokens = generate(stack, name, prompt, 12)
+    assert worst_deviation(reference, prompt, tokens) < TOLERANCE
+
+    model = write_tiny_model(stack.new_model(f"{name}-tuned"), GEOMETRIES[GEOMETRY], seed=1)
+    tuned = Reference(model.checkpoint.path, model.model)
+    leave_quantized(tuned)
+    stack.kiln("shard-weights", name, "--model", tuned.path, "--name", f"{name}-tuned")
+    stack.kiln("load-weights", name, f"{name}-tuned")
+    _, tokens = generate(stack, name, prompt, 12)
+    assert worst_deviation(tuned, prompt, tokens) < TOLERANCE
+
+
+def leave_quantized(reference: Reference) -> None:
+    """Gives the reference what int8 leaves of its matrices."""
+    tiny = TinyModel(reference.model, Checkpoint.open(reference.path))
+    replace_matrices(tiny, tiny.checkpoint.description, Quantization(format="int8_per_channel"))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -87,74 +117,24 @@ def test_left_padded_prompts_give_the_logits_of_transformers(stack: Stack, level
     assert (accepted.max_new_tokens, len(tokens)) == (55, 55), "sequences end at n_positions"
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_weights_as_declared_take_the_memory_that_they_take_in_the_checkpoint(stack: Stack, level: int) -> None:
-    """Embedding, queries and norms in float32, the rest in bfloat16: float32 products of the widened weights."""
-    reference, name = write_model(stack, f"declared-o{level}"), f"declared-o{level}"
-    path = reference.path / "model.safetensors"
-    wide = ("norm", "q_proj", "embed")
-    mixed = {
-        key: tensor.to(torch.float32 if any(part in key for part in wide) else torch.bfloat16)
-        for key, tensor in load_file(path).items()
-    }
-    save_file(mixed, path, metadata={"format": "pt"})
-    model = LlamaForCausalLM.from_pretrained(reference.path, dtype=torch.float32).eval()
-    told = deploy(stack, name, reference, level, cast_type="as-declared")
-    checkpoint_bytes = sum(tensor.nbytes for tensor in mixed.values())
-    assert 0 <= told.weights_bytes - checkpoint_bytes < 1000, "all but the rotary frequencies"
-    prompt = draw_prompt(11)
-    accepted, tokens = generate(stack, name, prompt, 30)
-    assert (accepted.max_new_tokens, len(tokens)) == (16, 16), "seq_len - max_context_length is the default limit"
-    assert worst_deviation(Reference(reference.path, model), prompt, tokens) < TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
-def test_float16_is_as_near_to_float32_as_transformers_is(stack: Stack, level: int) -> None:
-    written, name = write_model(stack, f"half-o{level}"), f"half-o{level}"
-    narrow = written.model.half()
-    narrow.save_pretrained(written.path)
-    wide = Reference(written.path, LlamaForCausalLM.from_pretrained(written.path, dtype=torch.float32).eval())
-    told = deploy(stack, name, written, level, torch_dtype="float16", max_new_tokens=40)
-    narrow_bytes = sum(tensor.nbytes for tensor in load_file(written.path / "model.safetensors").values())
-    assert 0 <= told.weights_bytes - narrow_bytes < 1000, "all but the rotary frequencies"
-    prompt = draw_prompt(11)
-    _, tokens = generate(stack, name, prompt, 40)
-    ours = worst_deviation(wide, prompt, tokens)
-    ids = [*prompt, *(token.id for token in tokens[:-1])]
-    theirs = deviation(Reference(written.path, narrow).step_logits(ids, 11), wide.step_logits(ids, 11))
-    assert 0 < ours < 1.5 * theirs
+#: 96 positions: four sequences of up to 50 tokens are preempted, and computed again in chunks.
+FEW_BLOCKS = {"ctx_batch_size": 1, "is_block_kv_layout": True, "pa_block_size": 8, "pa_num_blocks": 12}
+SHARED = {
+    "fewer-rows-than-slots": {"max_batch_size": 4, "batch_size": 1, "tkg_batch_size": 2},
+    "several-batch-sizes": {"batch_size": 4, "enable_bucketing": True, "token_generation_batches": [1, 2]},
+    "fewer-blocks-than-sequences-need": {"batch_size": 4, "is_continuous_batching": True, **FEW_BLOCKS},
+}
 
 
 @pytest.mark.parametrize(
-    "attributes",
-    [
-        pytest.param({"max_batch_size": 4, "batch_size": 1, "tkg_batch_size": 2}, id="fewer rows than slots"),
-        pytest.param(
-            {"batch_size": 4, "enable_bucketing": True, "token_generation_batches": [1, 2]}, id="several batch sizes"
-        ),
-        # 96 positions: four sequences of up to 50 tokens are preempted, and computed again in chunks.
-        pytest.param(
-            {
-                "batch_size": 4,
-                "ctx_batch_size": 1,
-                "is_block_kv_layout": True,
-                "pa_block_size": 8,
-                "pa_num_blocks": 12,
-                "is_continuous_batching": True,
-            },
-            id="fewer blocks than sequences need",
-        ),
-    ],
+    "sharing", [pytest.param(one, marks=[] if "blocks" in one else pytest.mark.slow) for one in SHARED]
 )
 @pytest.mark.parametrize("level", LEVELS)
-def test_sequences_that_share_rows_or_blocks(
-    stack: Stack, level: int, attributes: dict[str, Any], request: pytest.FixtureRequest
-) -> None:
+def test_sequences_that_share_rows_or_blocks(stack: Stack, level: int, sharing: str) -> None:
     """Four streams at once, of different lengths."""
-    name = f"{request.node.callspec.id.replace(' ', '-')}"
+    name = f"{sharing}-o{level}"
     reference = write_model(stack, name)
-    assert deploy(stack, name, reference, level, **attributes).capabilities.max_batch_size == 4
+    assert deploy(stack, name, reference, level, **SHARED[sharing]).capabilities.max_batch_size == 4
     prompts = [draw_prompt(length) for length in (3, 9, 21, 34)]
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda ids: generate(stack, name, ids, 16), prompts))
@@ -165,30 +145,34 @@ def test_sequences_that_share_rows_or_blocks(
         assert worst_deviation(reference, prompt, tokens) < TOLERANCE
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_attention_in_a_dtype_of_its_own_is_coarser_and_keeps_smaller_keys(stack: Stack, level: int) -> None:
-    reference, name = write_model(stack, f"attention-o{level}"), f"attention-o{level}"
-    deploy(stack, name, reference, level, cast_type="as-declared", attention_dtype="bfloat16", max_new_tokens=40)
-    manifest = stack.kiln("bundles", "show", name).last["manifest"]
-    assert {tensor["dtype"] for tensor in manifest["state"]["tensors"]} == {"bfloat16"}
-    assert {tensor["dtype"] for tensor in manifest["weight_sets"][0]["shards"][0]["tensors"]} == {"float32"}
-    prompt = draw_prompt(11)
-    _, tokens = generate(stack, name, prompt, 40)
-    assert TOLERANCE < worst_deviation(reference, prompt, tokens) < 0.05
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_ranks_that_divide_the_vocabulary_store_a_tied_head_once(stack: Stack, level: int) -> None:
-    reference, name = write_model(stack, f"vocabulary-o{level}"), f"vocabulary-o{level}"
-    deploy(stack, name, reference, level, tp_degree=2, vocab_parallel=True)
-    manifest = stack.kiln("bundles", "show", name).last["manifest"]
-    shapes = {one["name"]: one["shape"] for one in manifest["weight_sets"][0]["shards"][1]["tensors"]}
-    hidden = reference.model.config.hidden_size
-    assert shapes["model.embed_tokens.weight"] == [106, hidden]
-    assert "lm_head.weight" not in shapes
+@pytest.mark.parametrize(
+    ("attributes", "smallest", "largest"),
+    [
+        ({"cast_type": "as-declared"}, 0, TOLERANCE),
+        ({"cast_type": "as-declared", "attention_dtype": "bfloat16"}, TOLERANCE, 0.05),
+        ({"torch_dtype": "float16"}, 0, 0.005),
+        ({"tp_degree": 2, "vocab_parallel": True}, 0, TOLERANCE),
+    ],
+    ids=["as-declared", "attention", "float16", "vocabulary"],
+)
+def test_other_dtypes_and_divisions(
+    stack: Stack, level: int, attributes: dict[str, Any], smallest: float, largest: float
+) -> None:
+    """Embedding, queries and norms are declared as float32, the rest as bfloat16."""
+    name = f"{'-'.join(attributes)}-o{level}"
+    path = write_model(stack, name).path
+    weights = path / "model.safetensors"
+    mixed = {
+        key: tensor.to(torch.float32 if any(part in key for part in ("norm", "q_proj", "embed")) else torch.bfloat16)
+        for key, tensor in load_file(weights).items()
+    }
+    save_file(mixed, weights, metadata={"format": "pt"})
+    reference = Reference(path, LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval())
+    deploy(stack, name, reference, level, **attributes)
     prompt = draw_prompt(11)
-    _, tokens = generate(stack, name, prompt, 16)
-    # Other tests of the stack need its cores.
+    accepted, tokens = generate(stack, name, prompt, 30)
     stack.kiln("unload", name)
-    assert worst_deviation(reference, prompt, tokens) < TOLERANCE
+    assert (accepted.max_new_tokens, len(tokens)) == (16, 16), "seq_len - max_context_length is the default limit"
+    assert smallest < worst_deviation(reference, prompt, tokens) < largest

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bundle.confinement import RANK, TEXT, Confinement
+from bundle.host.confinement import RANK, TEXT, Confinement
 from tests.processes import descendants
 from tests.servers.stack import Stack
 

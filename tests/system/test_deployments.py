@@ -1,4 +1,4 @@
-"""Deployments over a real compiler: side by side, declared, following an alias, awaiting weights, leased."""
+"""Deployments over a real compiler: declared, following an alias, awaiting weights, leased."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from kiln.bundle.v1 import bundle_pb2 as bundle
 from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
-from tests.repository import ROOT
+from tests.servers.answers import reason_of
 from tests.servers.stack import Stack
-from tests.system.conftest import CONFIG, TINY
-from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, State, reason_of, run_runtime, wait_until
+from tests.system.conftest import CONFIG, PIRATE, TINY
+from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, State, run_runtime, wait_until
 
-PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
 EMPTY: dict[str, Any] = {"neuron_config": {**SMALL_CONFIG["neuron_config"], "save_sharded_checkpoint": False}}
 
 
@@ -46,52 +45,19 @@ def process(stack: Stack, tmp_path: Path) -> Iterator[RuntimeProcess]:
 
 
 @pytest.mark.slow
-def test_deployments_side_by_side_outlive_the_runtime(process: RuntimeProcess, story: str, pirate: str) -> None:
-    first = process.load(story, "first", cores=[2])
-    second = process.load(pirate, "second", threads_per_core=2)
-    assert (list(first.cores), list(second.cores)) == ([2], [0])
-    tokens = {one: process.generate(deployment_id=one) for one in ("first", "second")}
-    assert tokens["first"] != tokens["second"]
-    info = process.control.GetServerInfo(runtime.GetServerInfoRequest())
-    assert info.free_cores == 2
-    used_bytes = first.weights_bytes + first.kv_bytes + second.weights_bytes + second.kv_bytes
-    assert info.total_memory_bytes - info.free_memory_bytes >= used_bytes
-    process.kill()
-    process.start()
-    for old in (first, second):
-        new = process.wait_for("READY", deployment_id=old.id)
-        assert (new.cores, new.roles, new.threads_per_core) == (old.cores, old.roles, old.threads_per_core)
-        assert process.generate(deployment_id=old.id) == tokens[old.id]
-    process.kill()
-    process.start("--cores=1")
-    wait_until(lambda: any("free cores: none" in process.get(one).message for one in tokens))
-    waiting, serving = sorted(tokens, key=lambda one: not process.get(one).message)
-    assert process.get(waiting).state == State.STATE_LOADING
-    process.wait_for("READY", deployment_id=serving)
-    process.unload(serving)
-    process.wait_for("READY", deployment_id=waiting)
+def test_declared_deployments_follow_their_file(process: RuntimeProcess, story: str, tmp_path: Path) -> None:
+    file = tmp_path / "deployments.yaml"
+    file.write_text(f"- {{id: one, ref: {story}}}\n")
+    process.stop()
+    process.start(f"--deployments={file}")
+    process.wait_for("READY", deployment_id="one")
+    file.write_text(f"- {{id: two, ref: {story}, cores: [3]}}\n")
+    process.hang_up()
+    wait_until(lambda: process.ids() == ["two"])
+    assert list(process.wait_for("READY", deployment_id="two").cores) == [3]
 
 
 @pytest.mark.slow
-def test_declared_deployments_follow_their_file(process: RuntimeProcess, story: str, tmp_path: Path) -> None:
-    file = tmp_path / "deployments.yaml"
-    file.write_text(f"- {{id: one, ref: {story}}}\n- {{id: two, ref: {story}, cores: [3]}}\n")
-    process.stop()
-    process.start(f"--deployments={file}")
-    for deployment_id in ("one", "two"):
-        process.wait_for("READY", deployment_id=deployment_id)
-    process.load(story, "mine")
-    file.write_text(f"- {{id: two, ref: {story}, cores: [3], threads_per_core: 2}}\n- {{id: three, ref: {story}}}\n")
-    process.hang_up()
-    wait_until(lambda: process.ids() == ["mine", "three", "two"] and process.get("two").threads_per_core == 2)
-    for deployment_id in ("mine", "three", "two"):
-        process.wait_for("READY", deployment_id=deployment_id)
-    file.write_text("- {id: TWO}\n")
-    process.hang_up()
-    wait_until(lambda: "DEPLOYMENTS_FILE_INVALID" in log_of(process) or "not followed" in log_of(process))
-    assert process.ids() == ["mine", "three", "two"]
-
-
 def test_weights_follow_a_real_alias(
     stack: Stack, process: RuntimeProcess, story: str, pirate: str, bundles: bundle_pb2_grpc.BundleServiceStub
 ) -> None:
@@ -168,7 +134,3 @@ def leases_on(bundles: bundle_pb2_grpc.BundleServiceStub, digest: str) -> set[st
     leases = bundles.ListLeases(bundle.ListLeasesRequest(digest=digest)).leases
     assert all(lease.expire_time.seconds > now_s for lease in leases)
     return {lease.holder for lease in leases}
-
-
-def log_of(process: RuntimeProcess) -> str:
-    return (process.directory / "runtime.log").read_text()

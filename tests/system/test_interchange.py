@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.servers.stack import KILN, Stack
-from tests.system.conftest import CONFIG, TINY
+from tests.system.conftest import CONFIG, PIRATE, TINY
 
 CONFIGS = Path(__file__).with_name("configs")
 #: As NxD Inference 0.9 writes it, with the options of `CONFIG`.
@@ -60,6 +60,7 @@ def test_the_file_of_a_bundle(stack: Stack, plain: dict[str, Any], tmp_path: Pat
     assert new == {"neuron_config", "neuron_config.async_mode"}
 
 
+@pytest.mark.slow
 def test_overrides_change_the_bundle(stack: Stack, plain: dict[str, Any]) -> None:
     overrides = {
         "neuron_config.context_encoding_buckets": "[64]",
@@ -90,13 +91,13 @@ def test_overrides_change_the_bundle(stack: Stack, plain: dict[str, Any]) -> Non
 
 def check_other_weights(stack: Stack, executables: str) -> None:
     """Weights for executables are checked, and serve, with the attributes that those were compiled with."""
-    pirate = TINY.with_name("kiln-tiny-pirate")
-    sharded = stack.kiln("shard-weights", executables, "--model", pirate, "--name", "pirate").last
+    sharded = stack.kiln("shard-weights", executables, "--model", PIRATE, "--name", "pirate").last
     manifest = stack.kiln("bundles", "show", sharded["version"]).last["manifest"]
     assert manifest["config"]["model_attributes"] == {"rope_theta": 1e6, "eos_token_id": 7}
     assert manifest["tokens"]["eos"] == [7]
 
 
+@pytest.mark.slow
 def test_options_of_transformers_neuronx_make_the_same_bundle(stack: Stack, plain: dict[str, Any]) -> None:
     options = {
         "batch_size": 4,
@@ -117,33 +118,7 @@ def test_options_of_transformers_neuronx_make_the_same_bundle(stack: Stack, plai
     assert compiled["bundle"] == plain["bundle"]
 
 
-def test_mistakes_of_both(stack: Stack, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "transformers_neuronx: {n_positions: 256, prompt_batch_size: 0, amp: f64}\n"
-        "neuron_config: {seq_len: 128, bach_size: 2}\n"
-        "rope_thetta: 1e4\n"
-    )
-    error = compile_file(stack, path, "mistaken", check=False)["error"]
-    assert error["reason"] == "CONFIG_INVALID"
-    assert {field["field"] for field in error["fields"]} == {
-        "transformers_neuronx.n_positions",
-        "transformers_neuronx.prompt_batch_size",
-        "transformers_neuronx.amp",
-        "neuron_config.bach_size",
-        "rope_thetta",
-    }
-
-
-def test_a_strategy_that_the_model_does_not_allow(stack: Stack, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("transformers_neuronx: {tp_degree: 2, group_query_attention: replicated-heads}")
-    error = compile_file(stack, path, "mistaken", check=False)["error"]
-    (field,) = error["fields"]
-    assert field["field"] == "transformers_neuronx.group_query_attention"
-    assert "the model's 2 KV heads are a multiple of tp_degree, which is 2" in field["description"]
-
-
+@pytest.mark.slow
 def test_attributes_that_a_model_lacks_may_come_from_the_configuration(stack: Stack) -> None:
     bare = stack.new_model("bare")
     bare.mkdir()

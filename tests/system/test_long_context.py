@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psutil
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
-from bundle.layout import Layout
-from bundle.reader import open_bundle
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
 from tests.checkpoints.tiny_models import write_tiny_model
 from tests.parity.reference import Reference, assert_same_tokens, draw_prompt
 from tests.servers.stack import Stack, token_request, tokens_of
@@ -80,16 +79,11 @@ def make_config(layout: str, length: int) -> dict[str, Any]:
     }
 
 
-def find_ranks(stack: Stack) -> set[psutil.Process]:
-    started = psutil.Process(stack.process.pid).children(recursive=True)
-    return {one for one in started if one.name().startswith("kiln-rank")}
-
-
 def measure(stack: Stack, name: str, digest: str, reference: Reference, num_prompt_tokens: int) -> Measured:
     """Serves a bundle and compares what it generates behind a prompt in chunks."""
-    others = find_ranks(stack)
+    others = stack.ranks()
     events = list(stack.runtime_service().LoadBundle(runtime.LoadBundleRequest(ref=digest, deployment_id=name)))
-    (rank,) = find_ranks(stack) - others
+    (rank,) = stack.ranks() - others
     prompt = draw_prompt(num_prompt_tokens)
     request = token_request(name, prompt, NUM_TOKENS, temperature=0.0)
     tokens = tokens_of(list(stack.generation().Generate(request)))

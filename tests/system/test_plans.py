@@ -8,13 +8,10 @@ from typing import Any
 
 import psutil
 import pytest
-from kiln.runtime.v1 import runtime_pb2 as runtime
 from kiln_client import Compiler, plan_request
-from kiln_client.cli.plan import plan_record
+from kiln_client.cli.compile.plan import plan_record
 
-from tests.checkpoints.headers import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
-from tests.processes import descendants, is_rank
-from tests.servers.stack import Outcome, Stack
+from tests.servers.stack import Stack
 from tests.system.conftest import CONFIG, TINY
 
 #: How far a prediction may be off.
@@ -36,10 +33,6 @@ def cache_of(planned: dict[str, Any]) -> dict[str, str]:
     return {executable["tag"]: executable["cache"] for executable in planned["executables"]}
 
 
-def list_ranks(stack: Stack) -> list[psutil.Process]:
-    return [process for process in descendants(stack.process.pid) if is_rank(process)]
-
-
 def mapped_bytes(process: psutil.Process, hexadecimal: str) -> int:
     """What `smaps` says that a process has mapped of a blob."""
     lines = Path(f"/proc/{process.pid}/smaps").read_text().splitlines()
@@ -55,14 +48,13 @@ def mapped_bytes(process: psutil.Process, hexadecimal: str) -> int:
 
 def check_plan(stack: Stack, planned: dict[str, Any], deployment_id: str, ref: str) -> None:
     """Compares weights and KV cache as planned with what the runtime counts, and with what each rank has mapped."""
-    request = runtime.GetDeploymentRequest(deployment_id=deployment_id)
-    deployment = stack.runtime_service().GetDeployment(request).deployment
+    deployment = stack.get(deployment_id)
     assert sum(rank["weights_bytes"] for rank in planned["ranks"]) == deployment.weights_bytes
     assert sum(rank["kv_bytes"] for rank in planned["ranks"]) == deployment.kv_bytes
     files = {blob["title"]: blob["digest"] for blob in stack.kiln("bundles", "show", ref).last["blobs"]}
     for rank in planned["ranks"]:
         digest = files[f"weights/tp{rank['rank']}_sharded_checkpoint.safetensors"].removeprefix("sha256:")
-        mapped = [size for process in list_ranks(stack) if (size := mapped_bytes(process, digest))]
+        mapped = [size for process in stack.ranks() if (size := mapped_bytes(process, digest))]
         assert mapped
         assert mapped == [pytest.approx(rank["weights_bytes"], rel=TOLERANCE)] * len(mapped)
 
@@ -74,6 +66,7 @@ def test_one_rank_maps_what_was_planned(stack: Stack, tiny: str) -> None:
     check_plan(stack, planned, tiny, "tiny")
 
 
+@pytest.mark.slow
 def test_each_of_two_ranks_maps_what_was_planned(stack: Stack) -> None:
     config = changed(tp_degree=2, enable_bucketing=False, context_encoding_buckets=None, token_generation_buckets=None)
     stack.compile("planned", TINY, config)
@@ -85,6 +78,7 @@ def test_each_of_two_ranks_maps_what_was_planned(stack: Stack) -> None:
     stack.kiln("unload", "planned")
 
 
+@pytest.mark.slow
 def test_the_cache_is_known_without_tracing(stack: Stack) -> None:
     config = changed(context_encoding_buckets=[48], token_generation_buckets=[96, 192])
     salt = "plans"
@@ -109,19 +103,3 @@ def test_the_cache_is_known_without_tracing(stack: Stack) -> None:
     assert {one["tag"]: one["cache"] for one in compiled["executables"]} == cache_of(planned), "the plan was right"
 
     assert cache_of(plan(stack, config, salt="other")) == missing
-
-
-def test_70b_from_headers(stack: Stack) -> None:
-    model = stack.new_model("70b")
-    write_headers(model, LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
-    path = stack.home / "70b.json"
-
-    def run(tp_degree: int) -> Outcome:
-        path.write_text(json.dumps({"neuron_config": {"tp_degree": tp_degree, "seq_len": 4096}}))
-        return stack.kiln("plan", path, "--model", model, "--target", "trn1", check=False)
-
-    small, large = run(8), run(16)
-    assert (small.exit_code, large.exit_code) == (3, 0)
-    assert (len(small.events), len(large.events)) == (1, 1)
-    assert (small.last["fits"], small.last["cores_needed"], small.last["largest"]) == (False, 16, None)
-    assert (large.last["fits"], len(large.last["ranks"])) == (True, 16)

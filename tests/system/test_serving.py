@@ -1,4 +1,4 @@
-"""What a client sees of a running deployment: seeds, company, health, lost connections, dead ranks, new weights."""
+"""What a client sees of a running deployment: seeds, company, health, lost connections, new weights."""
 
 from __future__ import annotations
 
@@ -12,54 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as generation
-from kiln.runtime.v1 import runtime_pb2 as runtime
 from safetensors.numpy import save_file
 
 from tests.checkpoints.random_weights import CONFIG as CHECKPOINT_CONFIG
 from tests.checkpoints.random_weights import random_tensors
-from tests.hang_guard import HANG_S
-from tests.processes import descendants, is_rank
-from tests.repository import ROOT
 from tests.running_time import running_time
 from tests.servers.stack import KILN, Stack, token_request, tokens_of
-from tests.system.conftest import CONFIG, TINY
-
-PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
-
-
-def reason_of(error: grpc.RpcError) -> str:
-    """The ErrorInfo reason of a failed call."""
-    status = rpc_status.from_call(error)
-    assert status is not None, error
-    info = error_details_pb2.ErrorInfo()
-    assert any(detail.Unpack(info) for detail in status.details)
-    return str(info.reason)
-
-
-def used_slots(stack: Stack, deployment: str) -> int:
-    request = runtime.GetDeploymentRequest(deployment_id=deployment)
-    return int(stack.runtime_service().GetDeployment(request).deployment.load.used_slots)
-
-
-def steps_of(stack: Stack, deployment: str) -> int:
-    request = runtime.GetDeploymentRequest(deployment_id=deployment)
-    return int(stack.runtime_service().GetDeployment(request).deployment.load.steps)
-
-
-def wait_until(condition: Any) -> float:
-    """Seconds in which this process ran until the condition held."""
-    start = time.monotonic()
-    with running_time() as taken:
-        while not condition():
-            assert time.monotonic() - start < HANG_S, "it did not happen in time"
-            time.sleep(0.005)
-    return taken.s
+from tests.system.conftest import CONFIG, PIRATE, TINY
+from tests.system.runtime_process import wait_until
 
 
 def test_text_stream_follows_the_contract(stack: Stack, tiny: str) -> None:
@@ -101,66 +64,24 @@ def test_same_seed_gives_same_tokens_in_any_company(stack: Stack, tiny: str) -> 
     assert len({tuple(stream[:10]) for stream in streams}) > 1
 
 
-def test_stop_string_is_cut_out(stack: Stack, tiny: str) -> None:
-    stub = stack.generation()
-    request = token_request(tiny, [5, 6, 7], 60, temperature=0.0)
-    whole = "".join(event.delta.text for event in stub.Generate(request))
-    stop = whole[len(whole) // 2 : len(whole) // 2 + 6]
-    request.stop.stop_strings.append(stop)
-    events = list(stub.Generate(request))
-    assert "".join(event.delta.text for event in events) == whole[: whole.index(stop)]
-    assert events[-1].finished.reason == generation.FINISH_REASON_STOP_STRING
-    assert events[-1].finished.stop_string == stop
-
-
-def test_cancelled_call_frees_its_slot(stack: Stack, tiny: str) -> None:
-    call = stack.generation().Generate(token_request(tiny, [5, 6, 7], 200, temperature=0.0))
-    next(iter(call))
-    wait_until(lambda: used_slots(stack, tiny) == 1)
-    call.cancel()
-    assert wait_until(lambda: used_slots(stack, tiny) == 0) < 1
-
-
 def test_vanished_client_frees_its_slot(stack: Stack, tiny: str) -> None:
-    steps_before = steps_of(stack, tiny)
+    steps_before = stack.get(tiny).load.steps
     command = [KILN, "generate", "--deployment", tiny, "--prompt", "Once", "--ignore-eos", "--json"]
     command += ["--max-new-tokens", "240", "--temperature", "0", "--runtime", stack.runtime]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert "accepted" in client.stdout.readline()
-        wait_until(lambda: used_slots(stack, tiny) == 1)
+        wait_until(lambda: stack.get(tiny).load.used_slots == 1)
         client.kill()
-    wait_until(lambda: used_slots(stack, tiny) == 0)
-    steps = steps_of(stack, tiny)
+    wait_until(lambda: stack.get(tiny).load.used_slots == 0)
+    steps = stack.get(tiny).load.steps
     assert steps - steps_before < 240, "the stream was over before its client vanished: the check proves nothing"
     time.sleep(0.2)
     # The slot is free while a step still runs and the one behind it has been called; both count when they end.
-    assert steps_of(stack, tiny) <= steps + 2, "no client is left to compute for"
+    assert stack.get(tiny).load.steps <= steps + 2, "no client is left to compute for"
 
 
-def test_deadline_ends_the_sequence(stack: Stack, tiny: str) -> None:
-    call = stack.generation().Generate(token_request(tiny, [5, 6, 7], 240, temperature=0.0), timeout=0.1)
-    with pytest.raises(grpc.RpcError) as caught:
-        list(call)
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_until(lambda: used_slots(stack, tiny) == 0)
-
-
-def test_abort_answers_after_the_slot_is_free(stack: Stack, tiny: str) -> None:
-    stub = stack.generation()
-    call = stub.Generate(token_request(tiny, [5, 6, 7], 240, request_id="to-abort", temperature=0.0))
-    stream = iter(call)
-    next(stream)
-    abort = generation.AbortRequest(deployment_id=tiny, request_id="to-abort")
-    assert stub.Abort(abort).outcome == generation.AbortResponse.OUTCOME_ABORTED
-    assert used_slots(stack, tiny) == 0
-    with pytest.raises(grpc.RpcError) as caught:
-        list(stream)
-    assert caught.value.code() == grpc.StatusCode.ABORTED
-    assert reason_of(caught.value) == "REQUEST_ABORTED"
-    assert stub.Abort(abort).outcome == generation.AbortResponse.OUTCOME_ALREADY_FINISHED
-
-
+@pytest.mark.slow
 def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack) -> None:
     # A length that no other test compiles for.
     config = {"neuron_config": {**CONFIG["neuron_config"], "enable_bucketing": False, "max_context_length": 72}}
@@ -184,37 +105,9 @@ def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack
     stack.kiln("load-weights", "swapped", "story")
     assert story()["text"] == before["text"]
     receipt = stack.kiln("reset-kv", "swapped").last
-    request = runtime.GetDeploymentRequest(deployment_id="swapped")
-    assert receipt["zeroed_bytes"] == stack.runtime_service().GetDeployment(request).deployment.kv_bytes
+    assert receipt["zeroed_bytes"] == stack.get("swapped").kv_bytes
     assert receipt["weight_epoch"] == 3
     stack.kiln("unload", "swapped")
-
-
-def list_ranks(stack: Stack) -> set[psutil.Process]:
-    return {process for process in descendants(stack.process.pid) if is_rank(process)}
-
-
-@pytest.mark.usefixtures("tiny")
-def test_killed_rank_ends_its_streams_and_the_next_request_works(stack: Stack) -> None:
-    others = list_ranks(stack)
-    stack.kiln("load", "tiny", "--deployment", "killed")
-    stub = stack.generation()
-    expected = tokens_of(list(stub.Generate(token_request("killed", [5, 6, 7], 30, temperature=0.0))))
-    stream = iter(stub.Generate(token_request("killed", [5, 6, 7], 240, temperature=0.0)))
-    next(stream)
-    (rank,) = list_ranks(stack) - others
-    events: list[generation.GenerateResponse] = []
-    rank.kill()
-    with running_time() as taken, pytest.raises(grpc.RpcError) as caught:
-        events.extend(stream)
-    assert taken.s < 2
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert reason_of(caught.value) == "RANK_DIED"
-    # The stream may have to wait for the restart, never fail for good.
-    again = token_request("killed", [5, 6, 7], 30, temperature=0.0)
-    assert tokens_of(list(stub.Generate(again, timeout=60))) == expected
-    assert others < list_ranks(stack), "only this deployment's rank was killed"
-    stack.kiln("unload", "killed")
 
 
 @pytest.mark.slow

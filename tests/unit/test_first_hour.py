@@ -74,16 +74,18 @@ def test_a_step_fails_for_a_reason(code: int | None, seconds: float, output: str
 
 def test_the_page_names_what_failed_and_what_was_not_run() -> None:
     results = [
-        Result(make_step(), "kiln run", Outcome(2.0, "done")),
+        Result(make_step(limit_s=3.0), "kiln run", Outcome(2.0, "done")),
         Result(make_step(), "kiln stop", Outcome(1.0, "oh", "it ended with code 1")),
         Result(make_step(user="another"), "kiln fly", None, "too high"),
     ]
     assert [result.has_failed for result in results] == [False, True, False]
     page = render_page(results, commit="c0ffee", host="a host", places={})
     assert "Commit c0ffee, on a host: 2 of 3 steps were run, **1 failed**." in page
-    assert "| a user | `kiln stop` | 1.0 | **failed**: it ended with code 1 |" in page
-    assert "From [page.md](../page.md): **failed**: it ended with code 1, 1.0 s" in page
-    assert "| another | `kiln fly` |  | not run: too high |" in page
+    assert "| a user | `kiln run` | 2.0 | 3 | done |" in page
+    assert "|  | `kiln stop` | 1.0 |  | **failed**: it ended with code 1 |" in page
+    assert "What `kiln stop` wrote:\n\n```text\noh\n```" in page
+    assert "| another | `kiln fly` |  |  | not run: too high |" in page
+    assert "```text\ndone" not in page, "what went well is not shown"
 
 
 def test_outputs_are_bounded_and_tell_nothing_of_the_host() -> None:

@@ -38,8 +38,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Runs a coroutine on the loop and waits for it. An interrupt of the waiting thread cancels the coroutine.
 
-        Raises:
-            RuntimeError: The caller runs on the loop itself, as progress callbacks do, and would wait forever.
+        A caller on the loop itself, such as a progress callback, would wait forever: it gets RuntimeError.
         """
         loop = self._running_loop()
         if _current_loop() is loop:
@@ -122,11 +121,7 @@ class BlockingClient(Generic[C]):
         token: str | Path | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """Prepares a client without sending anything. Takes the arguments of ServiceClient.
-
-        Raises:
-            InvalidArgument, TokenInPlaintext, TokenUnusable: See ServiceClient.
-        """
+        """Prepares a client without sending anything. Takes the arguments of ServiceClient, and raises its errors."""
         client = self.asynchronous(
             address, tls=tls, timeouts=timeouts, token=token, allow_plaintext_token=allow_plaintext_token
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
@@ -16,11 +18,9 @@ from kiln.config.v1.config_pb2 import InferenceConfig
 
 from kiln_client.documents import write_json
 from kiln_client.enums import enum_number
-from kiln_client.errors import KilnError, StreamIncomplete, Unavailable
+from kiln_client.errors import KilnError, StreamIncomplete, Unavailable, error_from_status
 from kiln_client.options import check_options
-from kiln_client.reconnection import Reconnection
 from kiln_client.service_client import ServiceClient
-from kiln_client.status import error_from_status
 from kiln_client.streams import AsyncStream
 
 if TYPE_CHECKING:
@@ -31,8 +31,12 @@ OnProgress: TypeAlias = Callable[[pb.CompileMetadata], None]
 OnLost: TypeAlias = Callable[[Unavailable], None]
 
 
-class CompileOptions(TypedDict, total=False):
-    """Options of a compile. If an option is left out, the server's default applies."""
+_FIRST_DELAY_S = 0.2
+_MAX_DELAY_S = 5.0
+
+
+class BuildOptions(TypedDict, total=False):
+    """Options that a compile and a plan share. If an option is left out, the server's default applies."""
 
     target: str
     """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
@@ -44,12 +48,17 @@ class CompileOptions(TypedDict, total=False):
     """
     optimization_level: int
     """Level 0 ships the exported graph; 1 (default) and 2 compile ahead of time."""
+    salt: str
+    """Text that enters every cache key."""
+
+
+class CompileOptions(BuildOptions, total=False):
+    """Options of a compile."""
+
     request_id: str
     """Makes the call idempotent: calls with the same id start one operation."""
     skip_cache_lookup: bool
     """Build even if the cache has the result."""
-    salt: str
-    """Text that enters every cache key."""
     debug: bool
     """Keep every graph, with the lines of code that produced it, as a referrer of the bundle."""
 
@@ -86,17 +95,9 @@ def compile_request(
     return request
 
 
-class PlanOptions(TypedDict, total=False):
-    """Options of a plan. If an option is left out, the server's default applies."""
+class PlanOptions(BuildOptions, total=False):
+    """Options of a plan."""
 
-    target: str
-    """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
-    isa: str
-    """CPU instruction set, as in CompileOptions."""
-    optimization_level: int
-    """As of a compile."""
-    salt: str
-    """As of a compile."""
     core_memory_bytes: int
     """Memory of one core. Default: the target's."""
     check_graphs: bool
@@ -328,3 +329,38 @@ async def _last_event(
             return event
         on_progress(event.progress)
     raise StreamIncomplete("no result")
+
+
+class Reconnection:
+    """The reconnection attempts to one server during one wait.
+
+    Delays double while the server stays unreachable. Each is varied at random, so that the clients of a restarted
+    server do not all reconnect at once.
+    """
+
+    def __init__(self, patience_s: float, timeout_s: float) -> None:
+        """Starts the clock. Both times are seconds: how long the server may be unreachable, and the whole wait."""
+        self._patience_s = patience_s
+        self._deadline = time.monotonic() + timeout_s
+        self._reached_at = time.monotonic()
+        self._delay_s = _FIRST_DELAY_S
+
+    def remaining_s(self) -> float:
+        """Returns the seconds until the deadline. Never 0, which callers would read as no deadline."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def reached(self) -> None:
+        """Records that the server has answered."""
+        self._reached_at = time.monotonic()
+        self._delay_s = _FIRST_DELAY_S
+
+    def next_delay_s(self, error: KilnError) -> float | None:
+        """Returns the seconds to wait before the next attempt, at most the remaining time; None to give up.
+
+        The delay is at least the `retry_after_s` of `error`, with which the connection was lost.
+        """
+        if time.monotonic() - self._reached_at >= self._patience_s:
+            return None
+        delay_s = max(self._delay_s * random.uniform(0.5, 1.0), error.retry_after_s or 0.0)
+        self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
+        return min(delay_s, self.remaining_s())

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from kiln.runtime.v1.generation_pb2 import Accepted, Finished, FinishReason, GenerateResponse, Token, Usage
 
 from kiln_client.enums import enum_name
-from kiln_client.errors import KilnError, StreamIncomplete
-from kiln_client.status import error_from_status
+from kiln_client.errors import KilnError, StreamIncomplete, error_from_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,6 @@ class Completion:
         tokens: The generated tokens, including a stop token; with log probabilities if the request asked for them.
         finish_reason: `stop_token`, `stop_string`, `length` or `time`.
         stop: The stop string or the id of the stop token that ended it; None if another reason ended it.
-        usage: Counts of tokens, and times.
         weight_epoch: Weight epoch of the last event.
         accepted: The request as the server understood it: its id, the prompt's length, every sampling value.
         captured_inputs_path: File of captured inputs on the runtime's host; empty if there is none.
@@ -46,8 +44,6 @@ class Completion:
 
 @dataclass(slots=True)
 class _Sequence:
-    """The events of one sequence so far."""
-
     texts: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None

@@ -1,4 +1,4 @@
-"""Reads and writes YAML and JSON documents: configurations and conversations.
+"""Reads and writes YAML and JSON documents, configurations and conversations, and replaces values in them.
 
 Text that is JSON is read as JSON, other text as YAML with the scalars of YAML 1.2: `1e-5` is a number; `yes`, `010` and
 dates are text. Repeated keys, keys other than text, tags, and aliases that stand for very much are errors. Every parsed
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
 import yaml
 
-from kiln_client.errors import DocumentInvalid
+from kiln_client.errors import DocumentInvalid, OverrideInvalid
 
 Document: TypeAlias = dict[str, Any] | list[Any]
 
@@ -27,12 +29,7 @@ _NODE_CHARS: Final = 100
 def parse_document(text: str, *, source: str, reason: str, field: str, infinities: bool = False) -> Document:
     """Parses a document whose top level is a mapping or a list.
 
-    Args:
-        text: The document.
-        source: Name of the document's origin in messages.
-        reason: Reason of the error, such as CONFIG_INVALID.
-        field: Field that the error names.
-        infinities: Whether infinities are numbers.
+    The error names `source`, `reason` and `field`. Infinities are numbers only with `infinities`.
 
     Raises:
         DocumentInvalid: The text is neither YAML nor JSON, or holds NaN, infinities or cycles, which JSON cannot.
@@ -58,15 +55,7 @@ def parse_value(text: str, *, source: str, reason: str, field: str, infinities: 
 
 
 def write_json(document: Any, *, infinities: bool = False) -> str:
-    """Writes JSON text.
-
-    Args:
-        document: A value of JSON's types.
-        infinities: Whether infinities are numbers, `Infinity` and `-Infinity`.
-
-    Raises:
-        ValueError: The document has values that JSON cannot hold.
-    """
+    """Writes JSON text. Raises ValueError for what JSON cannot hold, which infinities are without `infinities`."""
     text = json.dumps(document, allow_nan=infinities)
     if infinities:
         json.loads(text, parse_constant=lambda name: _refuse_nan() if name == "NaN" else 0.0)
@@ -160,3 +149,52 @@ def _yaml_detail(error: yaml.YAMLError) -> str:
     problem = error.problem or error.context or "a syntax error"
     mark = error.problem_mark or error.context_mark
     return problem if mark is None else f"{problem}, in line {mark.line + 1}, column {mark.column + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value of a configuration that replaces another, as in NxD Inference's `load(path, **kwargs)`.
+
+    `path` has the names from the top level, such as `("neuron_config", "seq_len")`; `value` is of JSON's types.
+    """
+
+    path: tuple[str, ...]
+    value: Any
+
+
+def parse_override(text: str) -> Override:
+    """Reads `neuron_config.seq_len=256`; the value is YAML."""
+    path, equals, value = text.partition("=")
+    names = tuple(path.strip().split("."))
+    if not equals or not all(names):
+        raise OverrideInvalid(text, f"got {text!r}; accepted: PATH=VALUE, such as neuron_config.seq_len=256")
+    try:
+        parsed = parse_value(value, source="-", reason="CONFIG_INVALID", field="override", infinities=True)
+    except DocumentInvalid as error:
+        raise OverrideInvalid(text, f"got {value!r}; accepted: a value in YAML or JSON ({error.message})") from None
+    return Override(names, parsed)
+
+
+def apply_overrides(document: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+    """Returns a copy of the document with the overrides applied in order.
+
+    An override replaces a whole value and creates missing objects on the way to it. The server validates their names.
+    """
+    changed = dict(document)
+    for override in overrides:
+        _replace(changed, override)
+    return changed
+
+
+def _replace(document: dict[str, Any], override: Override) -> None:
+    place = document
+    *way, last = override.path
+    for depth, name in enumerate(way):
+        inner = place.get(name)
+        if inner is not None and not isinstance(inner, Mapping):
+            outer = ".".join(way[: depth + 1])
+            raise OverrideInvalid(".".join(override.path), f"got {inner!r} at {outer}; accepted: an object there")
+        # Copied, so that the caller's document, and objects that YAML anchors share, do not change.
+        place[name] = dict(inner or {})
+        place = place[name]
+    place[last] = override.value

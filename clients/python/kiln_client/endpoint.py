@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from kiln_client.errors import FieldViolation, InvalidArgument
+from kiln_client.errors import InvalidArgument
 
 DEFAULT_ADDRESSES = {"KILN_COMPILER": "127.0.0.1:50051", "KILN_RUNTIME": "127.0.0.1:50052"}
 """Address of a server if neither an argument nor this environment variable gives one, by the variable's name."""
@@ -82,9 +82,7 @@ class Timeouts:
     Attributes:
         read_s: For calls that only read.
         change_s: For calls that change state and may wait for running requests.
-        generate_s: For one generation.
         load_s: For loading a bundle or weights, or importing a bundle.
-        compile_s: For compiling a bundle.
         reconnect_s: How long the compiler may stay unreachable while a client waits for an operation; 0 gives up at
             once.
     """
@@ -98,15 +96,7 @@ class Timeouts:
 
 
 def resolve_address(address: str | None, variable: str) -> str:
-    """Returns the address to connect to: the argument, the environment variable or the default, in this order.
-
-    Args:
-        address: `host:port`, any other gRPC target, or None.
-        variable: `KILN_COMPILER` or `KILN_RUNTIME`.
-
-    Raises:
-        InvalidArgument: Reason ADDRESS_INVALID: the text is not an address.
-    """
+    """Returns the address to connect to: the argument, the environment variable or the default, in this order."""
     resolved = address or os.environ.get(variable) or DEFAULT_ADDRESSES[variable]
     scheme, separator, place = resolved.partition("://")
     accepted = "HOST:PORT"
@@ -117,8 +107,8 @@ def resolve_address(address: str | None, variable: str) -> str:
         accepted = f"HOST:PORT without {scheme}://{example}{tls}"
     elif _ADDRESS.fullmatch(resolved):
         return resolved
-    violation = FieldViolation("address", f"got {resolved!r}; accepted: {accepted}", "ADDRESS_INVALID")
-    raise InvalidArgument(f"{resolved!r} is no server address", reason="ADDRESS_INVALID", fields=(violation,))
+    description = f"got {resolved!r}; accepted: {accepted}"
+    raise InvalidArgument.about("address", description, f"{resolved!r} is no server address", reason="ADDRESS_INVALID")
 
 
 def is_local(address: str) -> bool:
@@ -138,11 +128,7 @@ def is_loopback(host: str) -> bool:
 
 
 def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
-    """Opens a channel on the running event loop. The first call connects it.
-
-    Raises:
-        OSError: A file that `tls` names cannot be read.
-    """
+    """Opens a channel on the running event loop. The first call connects it."""
     if tls is None:
         # A proxy of the environment would read the plaintext of calls that are to stay on this host.
         direct: tuple[tuple[str, str | int], ...] = (("grpc.enable_http_proxy", 0),) if is_local(address) else ()

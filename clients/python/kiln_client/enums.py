@@ -19,11 +19,7 @@ def enum_names(enum: EnumDescriptor) -> list[str]:
 
 
 def enum_number(enum: EnumDescriptor, name: str | None) -> int:
-    """Returns the number of a name; for None returns 0, which means the server's default.
-
-    Raises:
-        ValueError: No value of the enum has this name.
-    """
+    """Returns the number of a name, or 0, the server's default, for None. Raises ValueError for an unknown name."""
     if name is None:
         return 0
     if name not in enum_names(enum):

@@ -1,51 +1,15 @@
-"""Errors of the client: those of the services, and those that the client itself raises.
-
-KilnError                     root; also any status code without a class of its own
-├── InvalidArgument           INVALID_ARGUMENT, with one FieldViolation per mistake
-│   ├── DocumentInvalid       a YAML or JSON document that the client cannot read
-│   ├── OverrideInvalid       an override of a configuration that says nothing, or leads nowhere
-│   ├── PlaintextRefused      a gateway that others than this host could reach
-│   └── TokenInPlaintext      a token that others than this host could read; see kiln_client.auth.errors
-├── NotFound                  NOT_FOUND
-│   └── ModelNotFound         `kiln run` or `kiln serve` with a model that is nowhere
-├── AlreadyExists             ALREADY_EXISTS
-├── PermissionDenied          PERMISSION_DENIED
-├── Unauthenticated           UNAUTHENTICATED
-├── FailedPrecondition        FAILED_PRECONDITION
-│   ├── TokenUnusable         a token, or the file of one, that the client cannot use; see kiln_client.auth.errors
-│   ├── ServiceNotInstalled   `kiln up` without the service's distribution
-│   ├── HomeNotPrivate        a home that others may enter; see kiln_client.stack.errors, as for TokenNotMade
-│   ├── HomeInUse             `kiln up` or `kiln serve` on a home directory that another process serves
-│   ├── HubNotInstalled       a download without the distribution huggingface_hub
-│   ├── GatewayNotInstalled   `kiln serve --openai` without the distribution smg
-│   ├── HomeBusy              services that `kiln run` would start again answer requests
-│   ├── ModelRootMissing      running services may not read the checkpoint
-│   ├── ModelTooLarge         a model that does not fit into the runtime's memory
-│   ├── ServicesNotRunning    no process serves the home directory
-│   └── ServicesNotStopped    services that `kiln down` could not end
-├── ResourceExhausted         RESOURCE_EXHAUSTED, usually with retry_after_s
-├── Aborted                   ABORTED
-├── Cancelled                 CANCELLED
-│   └── ClientClosed          the client was closed while the call ran
-├── DeadlineExceeded          DEADLINE_EXCEEDED
-├── Unimplemented             UNIMPLEMENTED
-│   └── WrongService          a server that is not the one the call is for
-├── Unavailable               UNAVAILABLE, a lost or refused connection too
-│   ├── ServiceExited         a service that `kiln up` started is gone
-│   ├── ServiceNotReady       a service that `kiln up` started did not become healthy in time
-│   ├── HubFailed             a model that the Hub does not give
-│   └── ServicesNotStarted    services that `kiln run` started in the background did not come up
-├── DataLoss                  DATA_LOSS
-└── Internal                  INTERNAL and UNKNOWN
-    └── StreamIncomplete      a stream that ended well without its result
-"""
+"""Errors of the client: those of the services, by their codes, and those that the client itself raises."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
+
+import grpc
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +50,7 @@ class KilnError(Exception):
         *,
         reason: str = "",
         code: str = "",
-        metadata: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
         fields: Sequence[FieldViolation] = (),
         retry_after_s: float | None = None,
     ) -> None:
@@ -94,9 +58,14 @@ class KilnError(Exception):
         self.code = code or self.default_code
         self.reason = reason or self.code
         self.message = message
-        self.metadata = dict(metadata or {})
+        self.metadata = {name: str(value) for name, value in (metadata or {}).items()}
         self.fields = tuple(fields)
         self.retry_after_s = retry_after_s
+
+    @classmethod
+    def about(cls, field: str, description: str, message: str, *, reason: str, **metadata: object) -> Self:
+        """Makes the error of one mistake."""
+        return cls(message, reason=reason, fields=[FieldViolation(field, description, reason)], metadata=metadata)
 
     def __str__(self) -> str:
         lines = [f"{self.code}/{self.reason}: {self.message}"]
@@ -115,9 +84,8 @@ class DocumentInvalid(InvalidArgument):
 
     def __init__(self, source: str, detail: str, *, reason: str, field: str) -> None:
         violation = FieldViolation(field, f"{detail}; accepted: a mapping or a list in YAML or JSON", reason)
-        super().__init__(
-            f"{source} cannot be read: {detail}", reason=reason, fields=(violation,), metadata={"source": source}
-        )
+        message = f"{source} cannot be read: {detail}"
+        super().__init__(message, reason=reason, fields=[violation], metadata={"source": source})
 
 
 class OverrideInvalid(InvalidArgument):
@@ -127,21 +95,6 @@ class OverrideInvalid(InvalidArgument):
         violation = FieldViolation("override", detail, "CONFIG_INVALID")
         message = f"the override {text!r} cannot be applied: {detail}"
         super().__init__(message, reason="CONFIG_INVALID", fields=(violation,), metadata={"override": text})
-
-
-class PlaintextRefused(InvalidArgument):
-    """A gateway that others than this host could reach was asked for without permission."""
-
-    def __init__(self, option: str, address: str) -> None:
-        accepted = "a loopback address, or --allow-insecure"
-        violation = FieldViolation(option, f"got {address!r}; accepted: {accepted}", "PLAINTEXT_REFUSED")
-        super().__init__(
-            f"{address} is beyond this host, and the gateway has neither TLS nor authentication: every client"
-            " that reaches it can use the model, and give it other runtimes",
-            reason="PLAINTEXT_REFUSED",
-            fields=(violation,),
-            metadata={"address": address},
-        )
 
 
 class NotFound(KilnError):
@@ -183,104 +136,6 @@ class FailedPrecondition(KilnError):
     default_code = "FAILED_PRECONDITION"
 
 
-class ServiceNotInstalled(FailedPrecondition):
-    """`kiln up` was asked to start a service whose distribution is not installed."""
-
-    def __init__(self, service: str, distribution: str) -> None:
-        super().__init__(
-            f"the {service} service is not installed: install the distribution {distribution} beside kiln-client",
-            reason="SERVICE_NOT_INSTALLED",
-            metadata={"service": service, "distribution": distribution},
-        )
-
-
-class HomeInUse(FailedPrecondition):
-    """`kiln up` or `kiln serve` was asked to serve a home directory that another process serves."""
-
-    def __init__(self, home: Path) -> None:
-        super().__init__(
-            f"another process serves {home}: end it with `kiln down --home {home}`, or choose another --home",
-            reason="HOME_IN_USE",
-            metadata={"home": str(home)},
-        )
-
-
-class HubNotInstalled(FailedPrecondition):
-    """A download was asked for, and the distribution that talks to the Hub is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "downloads need the distribution huggingface_hub: install kiln-client[hub]", reason="HUB_NOT_INSTALLED"
-        )
-
-
-class GatewayNotInstalled(FailedPrecondition):
-    """`kiln serve --openai` was asked for, and the gateway's distribution is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            'the APIs of OpenAI and Anthropic need the distribution smg: pip install "kiln-client[openai]"',
-            reason="GATEWAY_NOT_INSTALLED",
-        )
-
-
-class HomeBusy(FailedPrecondition):
-    """Services that must start again, to read another directory, are answering requests."""
-
-    def __init__(self, path: Path, home: Path) -> None:
-        super().__init__(
-            f"the services of {home} must start again to read {path}, but they are answering requests: try again when"
-            " those have ended, or end the services with `kiln down`",
-            reason="HOME_BUSY",
-            metadata={"home": str(home), "path": str(path)},
-        )
-
-
-class ModelRootMissing(FailedPrecondition):
-    """Services that a person started may not read the checkpoint."""
-
-    def __init__(self, path: Path, home: Path, model_roots: Sequence[str]) -> None:
-        super().__init__(
-            f"the services of {home} read checkpoints below {', '.join(model_roots)} only: start them with"
-            f" --model-root {path}",
-            reason="MODEL_ROOT_MISSING",
-            metadata={"home": str(home), "path": str(path)},
-        )
-
-
-class ModelTooLarge(FailedPrecondition):
-    """A model does not fit into the runtime's memory, even with the shortest sequences."""
-
-    def __init__(self, model: str, needed_bytes: int, memory_bytes: int) -> None:
-        super().__init__(
-            f"{model} needs {needed_bytes / 2**30:.1f} GiB, and the runtime has {memory_bytes / 2**30:.1f} GiB",
-            reason="MODEL_TOO_LARGE",
-            metadata={"model": model, "needed_bytes": str(needed_bytes), "memory_bytes": str(memory_bytes)},
-        )
-
-
-class ServicesNotRunning(FailedPrecondition):
-    """No process serves the home directory."""
-
-    def __init__(self, home: Path) -> None:
-        super().__init__(
-            f"no services run on {home}: `kiln run MODEL` starts them, and so does `kiln up --home {home}`",
-            reason="SERVICES_NOT_RUNNING",
-            metadata={"home": str(home)},
-        )
-
-
-class ServicesNotStopped(FailedPrecondition):
-    """Services were asked to end and still run."""
-
-    def __init__(self, home: Path, pid: int) -> None:
-        super().__init__(
-            f"the services of {home} were asked to end, and process {pid} still runs",
-            reason="SERVICES_NOT_STOPPED",
-            metadata={"home": str(home), "pid": str(pid)},
-        )
-
-
 class ResourceExhausted(KilnError):
     """A queue, a core or memory is full."""
 
@@ -318,46 +173,10 @@ class Unimplemented(KilnError):
     default_code = "UNIMPLEMENTED"
 
 
-class WrongService(Unimplemented):
-    """A server that is not the one the call is for, such as the compiler at the address of the runtime."""
-
-    def __init__(self, address: str, wanted: str, found: str) -> None:
-        answers = f"the {found} answers at {address}" if found else f"{address} is no {wanted} of Kiln"
-        super().__init__(
-            f"{answers}, and the call is for the {wanted}: check --{wanted}, or KILN_{wanted.upper()}",
-            reason="WRONG_SERVICE",
-            metadata={"address": address, "wanted": wanted, "found": found},
-        )
-
-
 class Unavailable(KilnError):
     """The server cannot be reached or cannot answer now."""
 
     default_code = "UNAVAILABLE"
-
-
-class ServiceExited(Unavailable):
-    """A service that `kiln up` started is gone."""
-
-    def __init__(self, service: str, returncode: int, log_path: Path, log_tail: str) -> None:
-        how = f"exited with code {returncode}" if returncode >= 0 else f"was killed by signal {-returncode}"
-        message = f"the {service} service {how}; its log is {log_path}"
-        super().__init__(
-            f"{message}\n{log_tail}" if log_tail else message,
-            reason="SERVICE_EXITED",
-            metadata={"service": service, "returncode": str(returncode), "log": str(log_path)},
-        )
-
-
-class ServiceNotReady(Unavailable):
-    """A service that `kiln up` started did not become healthy in time."""
-
-    def __init__(self, service: str, timeout_s: float, log_path: Path) -> None:
-        super().__init__(
-            f"the {service} service was not ready after {timeout_s:g} s; its log is {log_path}",
-            reason="SERVICE_NOT_READY",
-            metadata={"service": service, "timeout_s": f"{timeout_s:g}", "log": str(log_path)},
-        )
 
 
 class HubFailed(Unavailable):
@@ -366,18 +185,6 @@ class HubFailed(Unavailable):
     def __init__(self, repo_id: str, detail: str) -> None:
         super().__init__(
             f"{repo_id} cannot be downloaded: {detail}", reason="HUB_FAILED", metadata={"repo_id": repo_id}
-        )
-
-
-class ServicesNotStarted(Unavailable):
-    """Services that `kiln run` started in the background did not come up."""
-
-    def __init__(self, detail: str, log_path: Path, log_tail: str) -> None:
-        message = f"the services did not start: {detail}; their log is {log_path}"
-        super().__init__(
-            f"{message}\n{log_tail}" if log_tail else message,
-            reason="SERVICES_NOT_STARTED",
-            metadata={"log": str(log_path)},
         )
 
 
@@ -398,3 +205,69 @@ class StreamIncomplete(Internal):
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"the server's stream is incomplete: {detail}", reason="STREAM_INCOMPLETE")
+
+
+class TokenUnusable(FailedPrecondition):
+    """A token, or the file of one, that the client cannot use. The message does not repeat the token."""
+
+    def __init__(self, source: str, detail: str) -> None:
+        message = f"the token of {source} cannot be used: {detail}"
+        super().__init__(message, reason="TOKEN_UNUSABLE", metadata={"source": source, "detail": detail})
+
+
+# Causes of failed connections by what gRPC's core says about them. TlsOptions are the SDK's form of --tls and its kin.
+_CONNECTION_CAUSES = {
+    "WRONG_VERSION_NUMBER": "the server speaks plaintext, and TLS was asked for: leave out --tls and TlsOptions",
+    "CERTIFICATE_VERIFY_FAILED": "no trusted authority has issued the server's certificate: --tls-ca names one",
+    "Hostname Verification Check failed": "the server's certificate is for other hosts than the address's",
+    "failed to connect to all addresses; last error: UNAVAILABLE: .*Socket closed": (
+        "the server closed it at once, as one does that speaks TLS: if this one does, use --tls, --tls-ca or TlsOptions"
+    ),
+    "Connection refused": "nothing listens there; `kiln up` and `kiln run` start both services",
+    "Domain name not found": "the host has no address",
+}
+
+#: By code.
+_CLASSES = {one.default_code: one for one in KilnError.__subclasses__()} | {"UNKNOWN": Internal}
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError, address: str, note: str = "") -> KilnError:
+    """Converts the error of a call of a server; `note` says after its address where that comes from."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # a proxy has rewritten the code or the message: use the plain status
+        status = None
+    if status is not None:
+        return error_from_status(status)
+    code, details = error.code().name, error.details() or "no details"
+    if code == "UNAVAILABLE":
+        causes = (cause for pattern, cause in _CONNECTION_CAUSES.items() if re.search(pattern, details))
+        return Unavailable(
+            f"connection to {address}{note} failed: {next(causes, details)}",
+            reason="CONNECTION_FAILED",
+            metadata={"address": address, "detail": details},
+        )
+    return _CLASSES.get(code, KilnError)(details, code=code, metadata={"address": address})
+
+
+def error_from_status(status: status_pb2.Status) -> KilnError:
+    """Converts a google.rpc.Status with its details to a KilnError."""
+    code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else "UNKNOWN"
+    info, request, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    found = {
+        message.DESCRIPTOR.name
+        for detail in status.details
+        for message in (info, request, retry)
+        if detail.Unpack(message)
+    }
+    return _CLASSES.get(code, KilnError)(
+        status.message,
+        code=code,
+        reason=info.reason,
+        metadata=info.metadata,
+        fields=[
+            FieldViolation(violation.field, violation.description, violation.reason)
+            for violation in request.field_violations
+        ],
+        retry_after_s=retry.retry_delay.ToTimedelta().total_seconds() if "RetryInfo" in found else None,
+    )

@@ -29,16 +29,7 @@ _LIKENESS: Final = 0.8
 
 
 def check_options(given: Iterable[str], kind: type, *others: str) -> None:
-    """Checks the names of options.
-
-    Args:
-        given: The names.
-        kind: The TypedDict that has them.
-        others: Names that the caller's function has besides.
-
-    Raises:
-        TypeError: The client has no such option.
-    """
+    """Raises TypeError for a name that neither the TypedDict `kind` nor the caller itself has, in `others`."""
     known = (*kind.__annotations__, *others)
     for name in given:
         if name not in known:

@@ -19,7 +19,7 @@ from kiln.runtime.v1.generation_pb2 import (
 )
 
 from kiln_client.enums import enum_number
-from kiln_client.errors import FieldViolation, InvalidArgument
+from kiln_client.errors import InvalidArgument
 from kiln_client.options import check_options
 
 # What OpenAI's clients call a part that is no text.
@@ -105,8 +105,8 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
         return json_format.ParseDict(conversation | {"tools_json": tools}, Chat())
     except (json_format.ParseError, AttributeError, LookupError, TypeError, ValueError) as error:
         accepted = "a list of {role, content}, or a mapping with messages and tools"
-        violation = FieldViolation("chat", f"{error}; accepted: {accepted}", "REQUEST_INVALID")
-        raise InvalidArgument("the chat is invalid", reason="REQUEST_INVALID", fields=(violation,)) from None
+        description = f"{error}; accepted: {accepted}"
+        raise InvalidArgument.about("chat", description, "the chat is invalid", reason="REQUEST_INVALID") from None
 
 
 def _turn(message: Any) -> Any:

@@ -12,12 +12,11 @@ from typing import ClassVar, Self, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kiln_client.auth.tokens import Authorization
 from kiln_client.endpoint import Timeouts, TlsOptions, is_local, open_channel, resolve_address
-from kiln_client.errors import ClientClosed, KilnError, Unimplemented, WrongService
+from kiln_client.errors import ClientClosed, KilnError, Unimplemented, error_from_rpc
 from kiln_client.stack.home import find_services, known_homes
-from kiln_client.status import error_from_rpc
 from kiln_client.streams import AsyncStream, is_caller_cancelled
+from kiln_client.tokens import Authorization
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -59,7 +58,7 @@ class ServiceClient:
 
         Raises:
             InvalidArgument: Reason ADDRESS_INVALID.
-            TokenInPlaintext: The token would leave this host without TLS, and may not.
+            InvalidArgument: Reason TOKEN_IN_PLAINTEXT: the token would leave this host without TLS, and may not.
             TokenUnusable: The token is none that a header can carry.
         """
         self._note = ""
@@ -119,8 +118,16 @@ class ServiceClient:
         if not isinstance(known, Unimplemented) or known.reason != known.code:
             return known
         wanted = self._role
-        found = [role for role, service in _SERVICES.items() if await self._serves(service)]
-        return known if wanted in found else WrongService(self.address, wanted, next(iter(found), ""))
+        serving = [role for role, service in _SERVICES.items() if await self._serves(service)]
+        if wanted in serving:
+            return known
+        found = next(iter(serving), "")
+        answers = f"the {found} answers at {self.address}" if found else f"{self.address} is no {wanted} of Kiln"
+        return Unimplemented(
+            f"{answers}, and the call is for the {wanted}: check --{wanted}, or KILN_{wanted.upper()}",
+            reason="WRONG_SERVICE",
+            metadata={"address": self.address, "wanted": wanted, "found": found},
+        )
 
     async def _serves(self, service: str) -> bool:
         request = health_pb2.HealthCheckRequest(service=service)

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final
 
 from compiler_svc.config.attribute import ConfigTable, is_same
-from compiler_svc.config.domains import Table, TextMap, show
+from compiler_svc.config.domains import TEXT_MAP, show
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange.saved_form import (
     DERIVED,
@@ -16,7 +16,7 @@ from compiler_svc.config.interchange.saved_form import (
     is_saved,
     read_plain,
 )
-from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, NEURON_CONFIG, TABLES
+from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG, TABLES, list_model_attributes
 from compiler_svc.config.transformers_neuronx import SECTION as TRANSFORMERS_NEURONX
 
 _SECTIONS: Final = frozenset({TRANSFORMERS_NEURONX}).union(*(row.names for row in INFERENCE_CONFIG.rows))
@@ -58,7 +58,7 @@ def _adapt(document: Mapping[str, Any], path: str, findings: Findings, *, saved:
 def _resolve_aliases(document: Mapping[str, Any], path: str, findings: Findings) -> dict[str, Any]:
     """Sets the original attribute of every alias that the document's `attribute_map` has."""
     aliases = document.get("attribute_map")
-    if not isinstance(aliases, Mapping) or not TextMap().accepts(aliases):
+    if not isinstance(aliases, Mapping) or not TEXT_MAP.accepts(aliases):
         return dict(document)
     for alias, original in aliases.items():
         if alias in _SECTIONS or original in _SECTIONS:
@@ -76,7 +76,7 @@ def _resolve_aliases(document: Mapping[str, Any], path: str, findings: Findings)
 def _drop_foreign_names(adapted: dict[str, Any], path: str, findings: Findings) -> None:
     for name in DERIVED_OUTSIDE & adapted.keys():
         del adapted[name]
-    foreign = sorted(adapted.keys() - MODEL_ATTRIBUTES - _SECTIONS)
+    foreign = sorted(adapted.keys() - list_model_attributes() - _SECTIONS)
     for name in foreign:
         del adapted[name]
     if foreign:
@@ -97,8 +97,8 @@ def _drop_unknown_names(values: Mapping[str, Any], table: ConfigTable, path: str
     for name, value in known.items():
         domain = table.find(name).domain
         # The draft model's configuration is a document of its own.
-        if isinstance(domain, Table) and isinstance(value, Mapping) and domain.of != INFERENCE_CONFIG.class_name:
-            known[name] = _drop_unknown_names(value, TABLES[domain.of], f"{path}.{name}", findings)
+        if domain.table and isinstance(value, Mapping) and domain.table != INFERENCE_CONFIG.class_name:
+            known[name] = _drop_unknown_names(value, TABLES[domain.table], f"{path}.{name}", findings)
     return known
 
 

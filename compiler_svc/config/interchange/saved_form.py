@@ -54,11 +54,7 @@ def is_saved(document: Mapping[str, Any]) -> bool:
 
 
 def write_class(path: str) -> dict[str, str] | str:
-    """A class as the files name it; one without a module stays as it is.
-
-    Args:
-        path: Such as `module.Class`.
-    """
+    """A class such as `module.Class` as the files name it; one without a module stays as it is."""
     module, _, name = path.rpartition(".")
     return {"__module__": module, "__name__": name} if module else path
 

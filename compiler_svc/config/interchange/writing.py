@@ -25,17 +25,11 @@ _NULL_IF_EMPTY: Final = (
 
 
 def to_neuron_config_json(config: InferenceConfig, model_config: Mapping[str, Any]) -> str:
-    """Writes a resolved configuration in NxD Inference's form and spelling.
+    """Writes a resolved configuration in NxD Inference's form: JSON, indented by 2, names sorted, with a line end.
 
     `adapt_document` reads it back as the same configuration, and so do the tables. `normalize_top_k_affinities`, which
-    NxD Inference saves but does not read, stands there under the name that it reads, too.
-
-    Args:
-        config: Resolved.
-        model_config: The model's own attributes, as the checkpoint's `config.json` has them; empty leaves them out.
-
-    Returns:
-        JSON, indented by 2, names sorted, with a line end.
+    NxD Inference saves but does not read, stands there under the name that it reads, too. `model_config` has the
+    model's own attributes, as the checkpoint's `config.json` has them; empty leaves them out.
     """
     document = _write({**_write_model(model_config), **config.to_json()})
     return json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -8,8 +8,6 @@ from typing import Final
 API_GUIDE: Final = "NxD Inference API guide"
 #: The next newest.
 FEATURE_GUIDE: Final = "NxD Inference feature guide"
-#: NxD Inference 0.1; two copies.
-API_REFERENCE: Final = "NxD Inference API reference 0.1"
 TRANSFORMERS_NEURONX_GUIDE: Final = "Transformers NeuronX guide"
 
 GENERAL: Final = f"{API_GUIDE}, General configuration"
@@ -37,7 +35,6 @@ HYBRID_SHARDING: Final = f"{API_GUIDE}, HybridShardingConfig"
 
 FEATURE_SAMPLING: Final = f"{FEATURE_GUIDE}, On-device sampling support"
 PREFIX_CACHING: Final = f"{FEATURE_GUIDE}, Prefix caching support"
-FEATURE_GQA: Final = f"{FEATURE_GUIDE}, Grouped-query attention (GQA) support"
 FEATURE_LORA: Final = f"{FEATURE_GUIDE}, Multi-LoRA serving"
 FEATURE_FUSED_SPECULATION: Final = f"{FEATURE_GUIDE}, Fused speculation"
 FEATURE_SPECULATION: Final = f"{FEATURE_GUIDE}, Speculative decoding"

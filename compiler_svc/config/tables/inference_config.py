@@ -8,11 +8,19 @@ from typing import Any, Final
 
 import msgspec
 
-from compiler_svc.config.attribute import LATER, attribute, hint
-from compiler_svc.config.domains import ClassPath
-from compiler_svc.config.tables.documents import FUSED_SPECULATION, INFERENCE_CONFIG, UNDOCUMENTED
+from compiler_svc.config.attribute import LATER, Values, attribute, hint
+from compiler_svc.config.domains import CLASS
+from compiler_svc.config.rule import KILN, NXDI_CODE, Rule, find_value
+from compiler_svc.config.tables.documents import (
+    FEATURE_FUSED_SPECULATION,
+    FUSED_SPECULATION,
+    INFERENCE_CONFIG,
+    SPECULATION,
+    UNDOCUMENTED,
+)
 from compiler_svc.config.tables.experts import MoENeuronConfig
 from compiler_svc.config.tables.neuron_config import NeuronConfig
+from compiler_svc.config.tables.speculation import FUSED, fuse
 
 _CLASS_FROM_CHECKPOINT: Final = hint("the checkpoint's config.json says which model class it is")
 
@@ -22,23 +30,20 @@ class FusedSpecNeuronConfig:
     """The draft model that is compiled together with the target. Classes are for NxD Inference only."""
 
     worker_cls: str | None = attribute(
-        FUSED_SPECULATION, ClassPath(), cpu=_CLASS_FROM_CHECKPOINT, neuron=_CLASS_FROM_CHECKPOINT
+        FUSED_SPECULATION, CLASS, cpu=_CLASS_FROM_CHECKPOINT, neuron=_CLASS_FROM_CHECKPOINT
     )
     draft_config: InferenceConfig | None = attribute(FUSED_SPECULATION, cpu=LATER)
     draft_model_path: str | None = attribute(FUSED_SPECULATION, cpu=LATER)
     draft_model_cls: str | None = attribute(
-        UNDOCUMENTED, ClassPath(), cpu=_CLASS_FROM_CHECKPOINT, neuron=_CLASS_FROM_CHECKPOINT
+        UNDOCUMENTED, CLASS, cpu=_CLASS_FROM_CHECKPOINT, neuron=_CLASS_FROM_CHECKPOINT
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceConfig:
-    """What to compile.
+    """What to compile. `fused_spec_config` has the draft model of fused speculation.
 
-    Attributes:
-        fused_spec_config: The draft model of fused speculation.
-        model_attributes: Attributes of the model that replace those of the checkpoint's `config.json`.
-        attribute_map: Other names of the model's attributes, alias to name.
+    `model_attributes` replace those of the checkpoint's `config.json`; `attribute_map` maps aliases of them to names.
     """
 
     neuron_config: NeuronConfig = attribute(INFERENCE_CONFIG, default={})
@@ -63,11 +68,7 @@ class InferenceConfig:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> InferenceConfig:
-        """Reads what msgspec wrote of a configuration, which says by its names alone whose NeuronConfig it holds.
-
-        Raises:
-            msgspec.ValidationError: It is no such configuration.
-        """
+        """Reads what msgspec wrote of a configuration, which says by its names alone whose NeuronConfig it holds."""
         config = msgspec.convert(fields, cls)
         if "moe_tp_degree" in fields["neuron_config"]:
             config = replace(config, neuron_config=msgspec.convert(fields["neuron_config"], MoENeuronConfig))
@@ -80,3 +81,110 @@ class InferenceConfig:
 def _plain(value: object) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return fields
+
+
+DRAFT_CONFIG: Final = "fused_spec_config.draft_config"
+_DRAFT: Final = f"{DRAFT_CONFIG}.neuron_config"
+
+
+def _equal(name: str, reason: str, *, breaks: Mapping[str, Any], keeps: Mapping[str, Any]) -> Rule:
+    return Rule(
+        (f"{_DRAFT}.{name}", f"neuron_config.{name}"),
+        lambda v: find_value(v, _DRAFT) is None or find_value(v, _DRAFT)[name] == v["neuron_config"][name],
+        f"{{neuron_config[{name}]}}, as for the target: {reason}",
+        KILN,
+        breaks=breaks,
+        keeps=keeps,
+    )
+
+
+def _has_equal_dtypes(values: Values) -> bool:
+    target, draft = values["neuron_config"], find_value(values, _DRAFT)
+    return draft is None or draft["torch_dtype"] == target["torch_dtype"] or target["cast_type"] == "as-declared"
+
+
+def _asks_for_draft(values: Values) -> bool:
+    """Whether this is a target that is fused with a draft model; another rule refuses a draft that asks for one."""
+    return values["neuron_config"]["enable_fused_speculation"] and not values["outer"]
+
+
+#: Rules on an InferenceConfig.
+INFERENCE_CONFIG_RULES: Final = (
+    Rule(
+        ("fused_spec_config", "neuron_config.enable_fused_speculation"),
+        lambda v: not _asks_for_draft(v) or v["fused_spec_config"] is not None,
+        "an object with draft_config and draft_model_path, because enable_fused_speculation is true",
+        FEATURE_FUSED_SPECULATION,
+        breaks={"neuron_config": FUSED},
+        keeps=fuse(),
+    ),
+    Rule(
+        ("neuron_config.enable_fused_speculation", "fused_spec_config"),
+        lambda v: v["fused_spec_config"] is None or v["neuron_config"]["enable_fused_speculation"],
+        "true, because fused_spec_config is set",
+        FEATURE_FUSED_SPECULATION,
+        breaks=fuse(enable_fused_speculation=False),
+        keeps=fuse(),
+    ),
+    Rule(
+        (DRAFT_CONFIG, "fused_spec_config"),
+        lambda v: v["fused_spec_config"] is None or v["fused_spec_config"]["draft_config"] is not None,
+        "the draft model's configuration",
+        FUSED_SPECULATION,
+        breaks={"neuron_config": FUSED, "fused_spec_config": {"draft_model_path": "draft"}},
+        keeps=fuse(),
+    ),
+    Rule(
+        ("fused_spec_config.draft_model_path",),
+        lambda v: v["fused_spec_config"] is None or v["fused_spec_config"]["draft_model_path"] is not None,
+        "the path of the draft model's checkpoint",
+        FUSED_SPECULATION,
+        breaks={"neuron_config": FUSED, "fused_spec_config": {"draft_config": {}}},
+        keeps=fuse(),
+    ),
+    Rule(
+        (f"{_DRAFT}.torch_dtype", "neuron_config.torch_dtype", "neuron_config.cast_type"),
+        _has_equal_dtypes,
+        "'{neuron_config[torch_dtype]}', as for the target, unless the target's cast_type is 'as-declared'",
+        NXDI_CODE,
+        breaks=fuse({"torch_dtype": "float32"}, torch_dtype="bfloat16"),
+        keeps=fuse({"torch_dtype": "float32"}, torch_dtype="bfloat16", cast_type="as-declared"),
+    ),
+    _equal(
+        "tp_degree",
+        "the same ranks hold both models",
+        breaks=fuse({"tp_degree": 2}, tp_degree=4),
+        keeps=fuse({"tp_degree": 4}, tp_degree=4),
+    ),
+    _equal(
+        "max_length",
+        "both KV caches hold the same sequences",
+        breaks=fuse({"seq_len": 64}),
+        keeps=fuse({"seq_len": 64}, seq_len=64),
+    ),
+    _equal(
+        "max_batch_size",
+        "both KV caches have the same rows",
+        breaks=fuse({"batch_size": 2}, batch_size=4),
+        keeps=fuse({"batch_size": 4}, batch_size=4),
+    ),
+    Rule(
+        (f"{_DRAFT}.enable_fused_speculation", "fused_spec_config"),
+        lambda v: not find_value(v, f"{_DRAFT}.enable_fused_speculation"),
+        "false: a draft model has no draft model of its own",
+        FEATURE_FUSED_SPECULATION,
+        breaks=fuse(FUSED | {"enable_fused_speculation": True}),
+        keeps=fuse(FUSED | {"enable_fused_speculation": False}),
+    ),
+    Rule(
+        (f"{_DRAFT}.is_eagle_draft", "neuron_config.enable_eagle_speculation"),
+        lambda v: (
+            find_value(v, _DRAFT) is None
+            or find_value(v, _DRAFT)["is_eagle_draft"] == v["neuron_config"]["enable_eagle_speculation"]
+        ),
+        "enable_eagle_speculation of the target, which is {neuron_config[enable_eagle_speculation]}",
+        SPECULATION,
+        breaks=fuse(enable_eagle_speculation=True),
+        keeps=fuse({"is_eagle_draft": True}, enable_eagle_speculation=True),
+    ),
+)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from compiler_svc.config.attribute import LATER, Alias, attribute
-from compiler_svc.config.domains import Integer
+from compiler_svc.config.domains import integer
+from compiler_svc.config.rule import Note, Rule
 from compiler_svc.config.tables.documents import FEATURE_LORA, LORA, UNDOCUMENTED
 from compiler_svc.config.tables.general import NO_SIZE
 
@@ -17,9 +19,11 @@ class LoraServingConfig:
     `lora_ckpt_paths` and `lora_ckpt_paths_cpu` map adapter ids to checkpoint paths.
     """
 
-    max_loras: int = attribute(LORA, Integer(1), default=1, cpu=LATER)
-    max_lora_rank: int = attribute(FEATURE_LORA, Integer(1), default=16, cpu=LATER)
-    max_cpu_loras: int = attribute(LORA, Integer(1), default=100, cpu=LATER, neuron=NO_SIZE)
+    max_loras: int = attribute(LORA, integer(1), default=1, cpu=LATER)
+    max_lora_rank: int = attribute(
+        FEATURE_LORA, integer(1), default=16, cpu=LATER, note="plans raise it to the ranks of the adapters' files"
+    )
+    max_cpu_loras: int = attribute(LORA, integer(1), default=100, cpu=LATER, neuron=NO_SIZE)
     enable_dynamic_multi_lora: bool = attribute(
         LORA,
         default=False,
@@ -41,3 +45,63 @@ class LoraAttributes:
     """LoRA adapters; None compiles the model alone."""
 
     lora_config: LoraServingConfig | None = attribute(LORA, cpu=LATER)
+
+
+LORA_SERVING_RULES: Final = (
+    Rule(
+        ("lora_ckpt_json", "lora_ckpt_paths", "lora_ckpt_paths_cpu"),
+        lambda v: not (v["lora_ckpt_json"] and (v["lora_ckpt_paths"] or v["lora_ckpt_paths_cpu"])),
+        "nothing, because adapters are listed in lora_ckpt_paths or lora_ckpt_paths_cpu: one or the other",
+        LORA,
+        breaks={"lora_ckpt_json": "adapters.json", "lora_ckpt_paths": {"one": "one"}},
+        keeps={"lora_ckpt_json": "adapters.json"},
+    ),
+    Rule(
+        ("lora_ckpt_paths", "max_loras"),
+        lambda v: len(v["lora_ckpt_paths"] or ()) <= v["max_loras"],
+        "at most max_loras adapters, which is {max_loras}",
+        FEATURE_LORA,
+        breaks={"max_loras": 1, "lora_ckpt_paths": {"one": "one", "two": "two"}},
+        keeps={"max_loras": 2, "lora_ckpt_paths": {"one": "one", "two": "two"}},
+    ),
+    Rule(
+        ("lora_ckpt_paths_cpu", "max_cpu_loras"),
+        lambda v: len(v["lora_ckpt_paths_cpu"] or ()) <= v["max_cpu_loras"],
+        "at most max_cpu_loras adapters, which is {max_cpu_loras}",
+        LORA,
+        breaks={
+            "enable_dynamic_multi_lora": True,
+            "max_cpu_loras": 1,
+            "lora_ckpt_paths_cpu": {"one": "one", "two": "two"},
+        },
+        keeps={
+            "enable_dynamic_multi_lora": True,
+            "max_cpu_loras": 2,
+            "lora_ckpt_paths_cpu": {"one": "one", "two": "two"},
+        },
+    ),
+    Rule(
+        ("enable_dynamic_multi_lora", "lora_ckpt_paths_cpu", "lora_ckpt_json"),
+        lambda v: not v["enable_dynamic_multi_lora"] or bool(v["lora_ckpt_paths_cpu"] or v["lora_ckpt_json"]),
+        "false, unless lora_ckpt_paths_cpu or lora_ckpt_json lists the adapters in host memory that can be loaded",
+        LORA,
+        breaks={"enable_dynamic_multi_lora": True, "lora_ckpt_paths": {"one": "one"}},
+        keeps={"enable_dynamic_multi_lora": True, "lora_ckpt_json": "adapters.json"},
+    ),
+)
+
+LORA_SERVING_NOTES: Final = (
+    Note(
+        lambda v: v["base_model_quantized"] != v["outer"]["quantized"],
+        "neuron_config.lora_config.base_model_quantized: it is {base_model_quantized}, but quantized, which counts, is "
+        "{outer[quantized]}",
+        doubtful={"base_model_quantized": True},
+    ),
+    Note(
+        lambda v: bool(v["lora_ckpt_paths_cpu"]) and not v["enable_dynamic_multi_lora"],
+        "neuron_config.lora_config.lora_ckpt_paths_cpu: adapters in host memory are never loaded because "
+        "enable_dynamic_multi_lora is false",
+        doubtful={"lora_ckpt_paths_cpu": {"one": "one"}},
+        plain={"lora_ckpt_paths_cpu": {"one": "one"}, "enable_dynamic_multi_lora": True},
+    ),
+)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from compiler_svc.config.attribute import LATER, Derivation, Values, attribute
+from compiler_svc.config.rule import Note, Rule
 from compiler_svc.config.tables.documents import QUANTIZATION
 from compiler_svc.config.tables.general import NO_SIZE
+from compiler_svc.config.tables.speculation import fuse
 
 
 def _type_by_kernel(values: Values) -> str:
@@ -18,23 +20,71 @@ def _type_by_kernel(values: Values) -> str:
 class QuantizationAttributes:
     """How weights are quantized, and which modules stay in full precision."""
 
-    quantized: bool = attribute(QUANTIZATION, default=False, cpu=LATER)
-    quantized_checkpoints_path: str | None = attribute(QUANTIZATION, cpu=LATER, neuron=NO_SIZE)
-    quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2"] = attribute(
+    quantized: bool = attribute(QUANTIZATION, default=False, compiled=LATER)
+    quantized_checkpoints_path: str | None = attribute(
+        QUANTIZATION,
+        cpu=LATER,
+        neuron=NO_SIZE,
+        note="NxD Inference requires it; without it, a compile quantizes the model's own matrices",
+    )
+    quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2", "int4"] = attribute(
         QUANTIZATION,
         default=Derivation(
             lambda values: "f8e4m3" if values["quantized_mlp_kernel_enabled"] else "int8",
             "int8; f8e4m3 with quantized_mlp_kernel_enabled",
         ),
-        cpu=LATER,
         neuron=NO_SIZE,
+        compiled=LATER,
+        note="int4 is Kiln's own: groups of 128, 64 or 32 inputs, whatever quantization_type says",
     )
     quantization_type: Literal["per_tensor_symmetric", "per_channel_symmetric"] = attribute(
         QUANTIZATION,
         default=Derivation(
             _type_by_kernel, "per_tensor_symmetric; per_channel_symmetric with quantized_mlp_kernel_enabled"
         ),
-        cpu=LATER,
+        compiled=LATER,
     )
-    modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)
+    modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), compiled=LATER)
     draft_model_modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)
+
+
+#: An example.
+QUANTIZED: Final = {"quantized": True, "quantized_checkpoints_path": "quantized"}
+
+QUANTIZATION_RULES: Final = (
+    Rule(
+        ("draft_model_modules_to_not_convert", "quantized", "enable_fused_speculation"),
+        lambda v: (
+            not (v["quantized"] and v["enable_fused_speculation"]) or bool(v["draft_model_modules_to_not_convert"])
+        ),
+        "a list of the draft model's modules that are left in full precision, because quantized and "
+        "enable_fused_speculation are true",
+        QUANTIZATION,
+        breaks=fuse(quantized=True, quantized_checkpoints_path="quantized"),
+        keeps=fuse(
+            quantized=True,
+            quantized_checkpoints_path="quantized",
+            draft_model_modules_to_not_convert=["lm_head"],
+        ),
+    ),
+)
+
+QUANTIZATION_NOTES: Final = (
+    Note(
+        lambda v: not v["quantized"] and v["quantized_checkpoints_path"] is not None,
+        "neuron_config.quantized_checkpoints_path: it is ignored because quantized is false",
+        doubtful={"quantized_checkpoints_path": "quantized"},
+        plain=QUANTIZED,
+    ),
+    Note(
+        lambda v: bool(v["modules_to_not_convert"]) and not (v["quantized"] or v["quantized_mlp_kernel_enabled"]),
+        "neuron_config.modules_to_not_convert: it is ignored because quantized is false",
+        doubtful={"modules_to_not_convert": ["lm_head"]},
+        plain=QUANTIZED | {"modules_to_not_convert": ["lm_head"]},
+    ),
+    Note(
+        lambda v: bool(v["draft_model_modules_to_not_convert"]) and not v["enable_fused_speculation"],
+        "neuron_config.draft_model_modules_to_not_convert: it is ignored because enable_fused_speculation is false",
+        doubtful={"draft_model_modules_to_not_convert": ["lm_head"]},
+    ),
+)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from compiler_svc.config.attribute import attribute
-from compiler_svc.config.domains import Integer, Number
+from compiler_svc.config.domains import integer, number
+from compiler_svc.config.rule import Note, Rule
 from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING
 from compiler_svc.config.tables.general import NO_SIZE
 
@@ -24,13 +26,34 @@ class OnDeviceSamplingConfig:
         global_topk: Candidates considered; 0 considers the whole vocabulary.
     """
 
-    do_sample: bool = attribute(SAMPLING, default=False, neuron=NO_SIZE)
-    top_k: int = attribute(SAMPLING, Integer(-1), default=1, neuron=NO_SIZE)
-    top_p: float = attribute(FEATURE_SAMPLING, Number(0, 1, positive=True), default=1.0, neuron=NO_SIZE)
-    temperature: float = attribute(FEATURE_SAMPLING, Number(0), default=1.0, neuron=NO_SIZE)
+    do_sample: bool = attribute(
+        SAMPLING, default=False, neuron=NO_SIZE, note="true by default in the API reference 0.1"
+    )
+    top_k: int = attribute(
+        SAMPLING,
+        integer(-1),
+        default=1,
+        neuron=NO_SIZE,
+        note="0 and -1 keep all candidates with their probabilities; NxD Inference makes them equally likely. Greedy "
+        "unless do_sample or dynamic is true, although the feature guide's example of sampling sets top_k alone",
+    )
+    top_p: float = attribute(
+        FEATURE_SAMPLING,
+        number(0, 1, positive=True),
+        default=1.0,
+        neuron=NO_SIZE,
+        note="keeps the token that reaches it, as transformers does; NxD Inference drops it",
+    )
+    temperature: float = attribute(
+        FEATURE_SAMPLING,
+        number(0),
+        default=1.0,
+        neuron=NO_SIZE,
+        note="0 is greedy whatever top_k is; NxD Inference refuses it beside a top_k of 0 or -1",
+    )
     dynamic: bool = attribute(SAMPLING, default=False, neuron=NO_SIZE)
     deterministic: bool = attribute(SAMPLING, default=False, neuron=NO_SIZE)
-    global_topk: int = attribute(SAMPLING, Integer(0), default=256, neuron=NO_SIZE)
+    global_topk: int = attribute(SAMPLING, integer(0), default=256, neuron=NO_SIZE)
 
     @property
     def is_greedy(self) -> bool:
@@ -43,3 +66,35 @@ class SamplingAttributes:
     """Sampling in the executable; None leaves it to the runtime."""
 
     on_device_sampling_config: OnDeviceSamplingConfig | None = attribute(SAMPLING)
+
+
+#: Rules on the values of an OnDeviceSamplingConfig.
+ON_DEVICE_SAMPLING_RULES: Final = (
+    Rule(
+        ("top_k", "global_topk"),
+        lambda v: v["global_topk"] == 0 or v["top_k"] <= v["global_topk"],
+        "at most global_topk, which is {global_topk}",
+        SAMPLING,
+        breaks={"top_k": 65, "global_topk": 64},
+        keeps={"top_k": 64, "global_topk": 64},
+    ),
+)
+
+ON_DEVICE_SAMPLING_NOTES: Final = (
+    Note(
+        lambda v: not v["do_sample"] and not v["dynamic"] and (v["top_k"], v["top_p"], v["temperature"]) != (1, 1, 1),
+        "neuron_config.on_device_sampling_config: top_k, top_p and temperature are ignored because neither do_sample "
+        "nor dynamic is true: every token is the most likely one",
+        doubtful={"top_k": 5},
+        plain={"top_k": 5, "dynamic": True},
+    ),
+)
+
+SAMPLING_NOTES: Final = (
+    Note(
+        lambda v: v["output_logits"] and v["on_device_sampling_config"] is None,
+        "neuron_config.output_logits: logits are the output anyway because on_device_sampling_config is unset",
+        doubtful={"output_logits": True},
+        plain={"output_logits": True, "on_device_sampling_config": {}},
+    ),
+)

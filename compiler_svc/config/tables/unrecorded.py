@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from compiler_svc.config.attribute import LATER, Attribute, Derivation, Support, hint, refused, same_as
-from compiler_svc.config.domains import Anything, Domain, Flag, Integer, Limit, Text
+from compiler_svc.config.domains import ANYTHING, FLAG, LIMIT, TEXT, Domain, integer
 from compiler_svc.config.tables.attention import NO_KERNELS
 from compiler_svc.config.tables.documents import INFERENCE_CONFIG, UNDOCUMENTED
 from compiler_svc.config.tables.general import NEURON_ONLY
@@ -26,13 +26,13 @@ _ALWAYS_IN_CHUNKS: Final = hint(
 _ONLY_IN_2_23: Final = hint("releases of NxD Inference after SDK 2.23 do not have it")
 
 #: Domains of hints, by the type of the default.
-_HINT_DOMAINS: Final[Mapping[type, Domain]] = {bool: Flag(), int: Integer(0), str: Text()}
+_HINT_DOMAINS: Final[Mapping[type, Domain]] = {bool: FLAG, int: integer(0), str: TEXT}
 
 
 def _only_default(**defaults: Any) -> tuple[Attribute, ...]:
     """Rows of attributes that are accepted at their defaults only. A default may be a derivation."""
     return tuple(
-        Attribute(UNDOCUMENTED, Anything(), name=name, default=default, cpu=LATER, neuron=LATER)
+        Attribute(UNDOCUMENTED, ANYTHING, name=name, default=default, cpu=LATER, neuron=LATER)
         for name, default in defaults.items()
     )
 
@@ -42,7 +42,7 @@ def _hints(cpu: Support, neuron: Support, **defaults: Any) -> tuple[Attribute, .
     return tuple(
         Attribute(
             UNDOCUMENTED,
-            Flag() if isinstance(default, Derivation) else _HINT_DOMAINS.get(type(default), Anything()),
+            FLAG if isinstance(default, Derivation) else _HINT_DOMAINS.get(type(default), ANYTHING),
             name=name,
             default=default,
             cpu=cpu,
@@ -162,7 +162,7 @@ _NEURON_CONFIG: Final = (
     *_hints(_ONLY_IN_2_23, _ONLY_IN_2_23, target_sequence_parallel_enabled=same_as("sequence_parallel_enabled")),
     Attribute(
         UNDOCUMENTED,
-        Flag(),
+        FLAG,
         name="overrides_torch_dtype",
         default=False,
         cpu=_DTYPE_COUNTS,
@@ -170,13 +170,13 @@ _NEURON_CONFIG: Final = (
         compiled=_DTYPE_COUNTS,
     ),
     # NxD Inference writes its default, infinity, as a number that JSON does not have.
-    Attribute(UNDOCUMENTED, Limit(), name="quantize_clamp_bound", cpu=LATER, neuron=LATER),
+    Attribute(UNDOCUMENTED, LIMIT, name="quantize_clamp_bound", cpu=LATER, neuron=LATER),
 )
 
 #: By class name.
 UNRECORDED: Final[Mapping[str, tuple[Attribute, ...]]] = {
     "InferenceConfig": (
-        Attribute(INFERENCE_CONFIG, Anything(), name="load_config", cpu=_NO_HOOKS, neuron=_NO_HOOKS),
+        Attribute(INFERENCE_CONFIG, ANYTHING, name="load_config", cpu=_NO_HOOKS, neuron=_NO_HOOKS),
         *_only_default(metadata=None, num_cores_per_group=1),
     ),
     "NeuronConfig": _NEURON_CONFIG,

@@ -218,7 +218,7 @@ void attend_many(const Step<Query, Cached>& step, std::vector<Plan>& plans) {
 }
 
 // Whether prompts in bfloat16 are multiplied by pairs. In the time of a float, AMD's Zen 4 multiplies a pair; Intel's
-// processors take four times as long for one, so that floats are twice as fast there (decision 112).
+// processors take four times as long for one, so that floats are twice as fast there (decision 94).
 static bool multiplies_pairs = kHasPairs && !__builtin_cpu_is("intel");
 
 template <class Query, class Cached>

@@ -16,7 +16,7 @@
 
 namespace kiln {
 
-constexpr int64_t kMostRowsOfFew = 127;  // Products of more rows are made here. See decision 111.
+constexpr int64_t kMostRowsOfFew = 127;  // Products of more rows are made here. See decision 99.
 constexpr int kTileOutputs = 6;
 // Threads take multiples of it: whole tiles, and whole vectors of results.
 constexpr int64_t kManyTile = 8 * kTileOutputs;
@@ -34,23 +34,22 @@ inline int64_t count_vectors(int64_t rows) { return (rows + kLanes - 1) / kLanes
 inline Parts divide_vectors(int64_t vectors) { return {vectors, kTileVectors}; }
 
 // A row's elements that a lane multiplies at once.
-template <class Element>
-constexpr int64_t kFactorElements = Products<Element>::kElements / kLanes;
+template <class P>
+constexpr int64_t kFactorElements = P::kElements / kLanes;
 
 // Copies one vector of `rows` rows of a block of `vectors` as [block of inputs][tile][factor][vector of the tile]. Lanes
 // without a row are zeros, and so are factors behind the inputs.
-template <class Element>
+template <class P>
 inline void pack_vector(
-    const Element* activations, const int32_t* places, int64_t rows, int64_t inputs, int64_t vector, int64_t vectors,
-    Operand<Element>* packed) {
-  using P = Products<Element>;
-  const Parts blocks = divide_inputs<Element>(inputs), tiles = divide_vectors(vectors);
+    const typename P::Element* activations, const int32_t* places, int64_t rows, int64_t inputs, int64_t vector,
+    int64_t vectors, typename P::Operand* packed) {
+  const Parts blocks = divide_inputs<P>(inputs), tiles = divide_vectors(vectors);
   int64_t tile = 0;
   while (tiles.begin(tile + 1) <= vector) tile++;
   const int64_t tile_begin = tiles.begin(tile), width = tiles.size(tile);
   for (int64_t block = 0; block < blocks.count(); block++) {
     const int64_t begin = blocks.begin(block), operands = blocks.size(block);
-    Operand<Element>* to = packed + (vectors * begin + tile_begin * operands) * kLanes + vector - tile_begin;
+    typename P::Operand* to = packed + (vectors * begin + tile_begin * operands) * kLanes + vector - tile_begin;
     for (int64_t operand = begin; operand < begin + operands; operand++, to += kLanes * width) {
       const int64_t at = operand * P::kElements;
       Vector square[kLanes];
@@ -60,12 +59,12 @@ inline void pack_vector(
           square[i] = zero();
           continue;
         }
-        const Element* from = activations + places[i] * inputs + at;
+        const auto* from = activations + places[i] * inputs + at;
         square[i] = (Vector)(at + P::kElements <= inputs ? P::load(from) : P::load_part(from, inputs - at));
       }
       transpose(square);
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < kLanes; i++) to[i * width] = (Operand<Element>)square[i];
+      for (int64_t i = 0; i < kLanes; i++) to[i * width] = (typename P::Operand)square[i];
     }
   }
 }
@@ -74,23 +73,23 @@ inline void pack_vector(
 //
 // `weights` are the outputs' rows from the block on; `ahead_bytes` behind each lies what is asked for meanwhile, if
 // anything.
-template <int Vectors, class Element>
+template <int Vectors, class P>
 inline void add_tile(
-    Vector* held, int64_t stride, bool begins, const Operand<Element>* activations, int64_t factors,
+    Vector* held, int64_t stride, bool begins, const typename P::Operand* activations, int64_t factors,
     const char* const (&weights)[kTileOutputs], int64_t ahead_bytes) {
-  using P = Products<Element>;
+  using Operand = typename P::Operand;
   Vector sums[kTileOutputs][Vectors];
 #pragma GCC unroll 6
   for (int output = 0; output < kTileOutputs; output++)
 #pragma GCC unroll 4
     for (int i = 0; i < Vectors; i++) sums[output][i] = begins ? zero() : held[output * stride + i];
   const auto add = [&](int64_t factor) {
-    Operand<Element> rows[Vectors];
+    Operand rows[Vectors];
 #pragma GCC unroll 4
     for (int i = 0; i < Vectors; i++) rows[i] = activations[factor * Vectors + i];
 #pragma GCC unroll 6
     for (int output = 0; output < kTileOutputs; output++) {
-      const Operand<Element> weight = P::spread(weights[output] + factor * kFactorBytes);
+      const Operand weight = P::spread(weights[output] + factor * kFactorBytes);
 #pragma GCC unroll 4
       for (int i = 0; i < Vectors; i++) sums[output][i] = P::add_to(sums[output][i], rows[i], weight);
     }
@@ -114,44 +113,47 @@ inline void add_tile(
 }
 
 // Adds the products of a tile of outputs with all tiles of rows of a block.
-template <int Vectors, class Element>
+template <int Vectors, class P>
 inline void add_tiles(
-    Vector* held, int64_t vectors, bool begins, const Operand<Element>* activations, int64_t padded_factors,
+    Vector* held, int64_t vectors, bool begins, const typename P::Operand* activations, int64_t padded_factors,
     int64_t factors, const char* const (&weights)[kTileOutputs], int64_t ahead_bytes) {
   const Parts tiles = divide_vectors(vectors);
   for (int64_t tile = 0; tile < tiles.count(); tile++) {
     const int64_t vector = tiles.begin(tile);
-    const Operand<Element>* const from = activations + vector * padded_factors;
+    const auto* const from = activations + vector * padded_factors;
     const int64_t ahead = tile == 0 ? ahead_bytes : 0;
     if (tiles.size(tile) == Vectors)
-      add_tile<Vectors, Element>(held + vector, vectors, begins, from, factors, weights, ahead);
+      add_tile<Vectors, P>(held + vector, vectors, begins, from, factors, weights, ahead);
     else if constexpr (Vectors > 1)
-      add_tile<Vectors - 1, Element>(held + vector, vectors, begins, from, factors, weights, ahead);
+      add_tile<Vectors - 1, P>(held + vector, vectors, begins, from, factors, weights, ahead);
   }
 }
 
-// Writes a panel's sums as rows.
-template <class Element>
+// Writes the sums of a panel of outputs, from `first` on, as rows.
+template <class P>
 inline void store_panel(
-    const Vector* held, int64_t vectors, const int32_t* places, int64_t rows, int64_t outputs, Element* out,
-    int64_t out_stride) {
+    const Vector* held, int64_t vectors, const int32_t* places, int64_t rows, const Weight<P>& weight, int64_t first,
+    int64_t outputs, typename P::Element* out, int64_t out_stride) {
   for (int64_t row = 0; row < rows; row += kLanes) {
     const int64_t count = std::min(kLanes, rows - row);
     for (int64_t output = 0; output < outputs; output += kLanes) {
       const int64_t part = std::min(kLanes, outputs - output);
       // Every row's next line is fetched now, because each lies in another page.
       for (int64_t i = 0; i < count; i++)
-        _mm_prefetch(out + places[row + i] * out_stride + output + kLanes, _MM_HINT_T0);
+        _mm_prefetch(out + places[row + i] * out_stride + first + output + kLanes, _MM_HINT_T0);
       Vector square[kLanes];
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < kLanes; i++) square[i] = held[(output + std::min(i, part - 1)) * vectors + row / kLanes];
+      for (int64_t i = 0; i < kLanes; i++) {
+        const int64_t place = output + std::min(i, part - 1);
+        square[i] = weight.finish(held[place * vectors + row / kLanes], first + place);
+      }
       transpose(square);
       for (int64_t i = 0; i < count; i++) {
-        Element* const to = out + places[row + i] * out_stride + output;
+        auto* const to = out + places[row + i] * out_stride + first + output;
         if (part == kLanes) {
           store(to, square[i]);
         } else {
-          Element lanes[kLanes];
+          typename P::Element lanes[kLanes];
           store(lanes, square[i]);
           std::copy(lanes, lanes + part, to);
         }
@@ -161,43 +163,44 @@ inline void store_panel(
 }
 
 // A block of packed rows by outputs [first, end) of one weight. `held` is the thread's own.
-template <class Element>
+template <class P>
 inline void multiply_many(
-    const int32_t* places, int64_t rows, const Operand<Element>* packed, const Element* weights, int64_t inputs,
-    int64_t first, int64_t end, Element* out, int64_t out_stride, Vector* held) {
-  using P = Products<Element>;
+    const int32_t* places, int64_t rows, const typename P::Operand* packed, const Weight<P>& weight, int64_t inputs,
+    int64_t first, int64_t end, typename P::Element* out, int64_t out_stride, Vector* held) {
+  using Operand = typename P::Operand;
   // Otherwise they are copied as what lanes multiply: made wider, or filled up with zeros.
-  const bool are_weights_factors =
-      sizeof(Element) * kFactorElements<Element> == kFactorBytes && inputs % kFactorElements<Element> == 0;
-  const Parts blocks = divide_inputs<Element>(inputs);
-  const int64_t vectors = count_vectors(rows), row_bytes = inputs * static_cast<int64_t>(sizeof(Element));
+  const bool are_weights_factors = P::kAreItemsFactors && inputs % kFactorElements<P> == 0;
+  const Parts blocks = divide_inputs<P>(inputs);
+  const int64_t vectors = count_vectors(rows), row_bytes = count_bytes<P>(inputs);
   const int64_t ahead_bytes = are_weights_factors ? kTileOutputs * row_bytes : 0;
   const Parts widths = divide_vectors(vectors);
-  Operand<Element> copies[kTileOutputs][kBlockBytes / sizeof(Operand<Element>)];
+  Operand copies[kTileOutputs][kBlockBytes / sizeof(Operand)];
   for (; first < end; first += kPanelOutputs) {
     const int64_t outputs = std::min(kPanelOutputs, end - first);
     for (int64_t block = 0; block < blocks.count(); block++) {
       const int64_t operands = blocks.size(block), at = blocks.begin(block) * P::kElements;
       const int64_t count = std::min(operands * P::kElements, inputs - at);
-      const int64_t factors = (count + kFactorElements<Element> - 1) / kFactorElements<Element>;
-      const Operand<Element>* const activations = packed + vectors * blocks.begin(block) * kLanes;
+      const int64_t factors = (count + kFactorElements<P> - 1) / kFactorElements<P>;
+      const Operand* const activations = packed + vectors * blocks.begin(block) * kLanes;
       for (int64_t output = 0; output < outputs; output += kTileOutputs) {
         const char* tile[kTileOutputs];
         for (int64_t i = 0; i < kTileOutputs; i++) {
           // The last tile computes its last output several times.
-          const Element* const row = weights + std::min(first + output + i, end - 1) * inputs + at;
-          tile[i] = reinterpret_cast<const char*>(row);
+          const WeightRow<P> row = weight.row(std::min(first + output + i, end - 1));
+          tile[i] = reinterpret_cast<const char*>(row.items + at);
           if (are_weights_factors) continue;
-          for (int64_t operand = 0; operand < operands; operand++) {
-            const Element* const from = row + operand * P::kElements;
-            const int64_t left = count - operand * P::kElements;
-            copies[i][operand] = left >= P::kElements ? P::load(from) : P::load_part(from, left);
-          }
+          const int64_t whole = count / P::kElements;
+          for (int64_t operand = 0; operand < whole; operand += kWeightParts<P>)
+            for_parts<P>([&]<int Part>() {
+              copies[i][operand + Part] = row.template load<Part>(at + operand * P::kElements);
+            });
+          if (whole < operands)
+            copies[i][whole] = P::load_part(row.items + at + whole * P::kElements, count - whole * P::kElements);
           tile[i] = reinterpret_cast<const char*>(copies[i]);
         }
         Vector* const to = held + output * vectors;
         const auto add = [&]<int Vectors>() {
-          add_tiles<Vectors, Element>(
+          add_tiles<Vectors, P>(
               to, vectors, block == 0, activations, operands * kLanes, factors, tile, ahead_bytes);
         };
         if constexpr (kTileVectors > 2) {
@@ -208,7 +211,7 @@ inline void multiply_many(
         if (widths.largest() == 1) add.template operator()<1>();
       }
     }
-    store_panel(held, vectors, places, rows, outputs, out + first, out_stride);
+    store_panel<P>(held, vectors, places, rows, weight, first, outputs, out, out_stride);
   }
 }
 

@@ -16,25 +16,27 @@ constexpr int64_t kBlockBytes = 3072;  // of a row, at most: with six rows 18 Ki
 // Something taken in as few parts as can be, as even as can be.
 struct Parts {
   int64_t all;
-  int64_t most;  // of a part
+  int64_t most;      // of a part
+  int64_t unit = 1;  // which divides all and most, and every part
 
   int64_t count() const { return (all + most - 1) / most; }
   // The first of a part.
-  int64_t begin(int64_t part) const { return all * part / count(); }
+  int64_t begin(int64_t part) const { return all / unit * part / count() * unit; }
   int64_t size(int64_t part) const { return begin(part + 1) - begin(part); }
-  int64_t largest() const { return (all + count() - 1) / count(); }
+  int64_t largest() const { return (all / unit + count() - 1) / count() * unit; }
 };
 
 // A row's operands, the last of which is filled up with zeros.
-template <class Element>
+template <class P>
 inline int64_t count_operands(int64_t inputs) {
-  return (inputs + Products<Element>::kElements - 1) / Products<Element>::kElements;
+  return (inputs + P::kElements - 1) / P::kElements;
 }
 
 // A row's operands in blocks, as they are added up.
-template <class Element>
+template <class P>
 inline Parts divide_inputs(int64_t inputs) {
-  return {count_operands<Element>(inputs), kBlockBytes / static_cast<int64_t>(sizeof(Operand<Element>))};
+  return {
+      count_operands<P>(inputs), kBlockBytes / static_cast<int64_t>(sizeof(typename P::Operand)), kWeightParts<P>};
 }
 
 // Lists the rows that are live: of each of `groups` equal groups of rows the first `live[group]`, or all without `live`.

@@ -6,6 +6,7 @@
 //
 // Activations are copied once for each call, as tiles want them: pairs of inputs in lines, with 16 rows beside each other.
 // Weights are loaded from where they lie, and copied only where tiles would reach over the end of a row or of the outputs.
+// Quantized ones are copied always: items of a byte are whole in bfloat16, and scales multiply the sums.
 // Those of the next outputs are asked for meanwhile, in the order of their addresses, by which the processor recognizes a
 // stream. A block's activations stay in the second-level cache.
 //
@@ -66,6 +67,21 @@ class Tiles {
 inline __m512i load_line(const BFloat16* from, int64_t count) {
   return count >= kLineElements ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16((1u << count) - 1, from);
 }
+// Of a row's weights from `at` on; quantized ones without `kUnit` and the scales of outputs.
+template <class P>
+inline __m512i load_line(const WeightRow<P>& row, int64_t at, int64_t count) {
+  if constexpr (std::is_same_v<typename P::Item, BFloat16>) {
+    return load_line(row.items + at, count);
+  } else {
+    Vector halves[2] = {zero(), zero()};
+    if constexpr (kWeightParts<P> > 1)
+      for_parts<P>([&]<int Part>() { halves[Part] = row.template load<Part>(at); });
+    else
+      for (int half = 0; half < 2; half++, at += kLanes, count -= kLanes)
+        if (count > 0) halves[half] = count >= kLanes ? row.load(at) : P::load_part(row.items + at, count);
+    return (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]);
+  }
+}
 
 // Copies up to 16 rows as [step][2 tiles of rows][16 pairs of inputs][16 rows], of which it writes one tile of rows. What has
 // no row or input is zeros.
@@ -81,14 +97,16 @@ inline void pack_tiles(const BFloat16* activations, const int32_t* places, int64
   }
 }
 
-// Copies weights of up to 32 outputs, of `steps` times 32 inputs of which `count` exist, as [step][32 outputs].
+// Copies weights of up to 32 outputs from `first` on, of `steps` times 32 inputs from `at` on, as [step][32 outputs].
+template <class P>
 inline void copy_weights(
-    const BFloat16* weights, int64_t outputs, int64_t inputs, int64_t steps, int64_t count, Line* copy) {
+    const Weight<P>& weight, int64_t first, int64_t outputs, int64_t at, int64_t steps, Line* copy) {
   for (int64_t output = 0; output < kStepOutputs; output++) {
-    const BFloat16* const from = weights + std::min(output, outputs - 1) * inputs;
-    for (int64_t step = 0; step < steps; step++)
-      _mm512_store_si512(
-          copy + step * kStepLines + output, load_line(from + step * kLineElements, count - step * kLineElements));
+    const WeightRow<P> row = weight.row(first + std::min(output, outputs - 1));
+    for (int64_t step = 0; step < steps; step++) {
+      const int64_t from = at + step * kLineElements;
+      _mm512_store_si512(copy + step * kStepLines + output, load_line(row, from, weight.inputs - from));
+    }
   }
 }
 
@@ -160,17 +178,22 @@ inline void add_tiles(
   }
 }
 
-// Writes the sums [32 outputs][16 rows] as rows.
+// Writes the sums [32 outputs][16 rows], of which the first is a weight's output `first`, as rows.
+template <class P>
 inline void store_tiles(
-    const float* sums, const int32_t* places, int64_t rows, int64_t outputs, BFloat16* out, int64_t out_stride) {
+    const float* sums, const int32_t* places, int64_t rows, const Weight<P>& weight, int64_t first, int64_t outputs,
+    BFloat16* out, int64_t out_stride) {
   // Of the elements of one output, then of the next one, one each in turn.
   const __m512i in_turn = _mm512_set_epi16(
       31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int64_t i = 0; i < rows; i++) _mm_prefetch(out + places[i] * out_stride + kStepOutputs, _MM_HINT_T0);
+  const auto load_output = [&](int64_t output) {
+    return weight.finish(load(sums + output * kLanes), first + std::min(output, outputs - 1));
+  };
   Vector square[kLanes];
 #pragma GCC unroll 16
   for (int64_t i = 0; i < kLanes; i++) {
-    const __m512bh pair = _mm512_cvtne2ps_pbh(load(sums + (2 * i + 1) * kLanes), load(sums + 2 * i * kLanes));
+    const __m512bh pair = _mm512_cvtne2ps_pbh(load_output(2 * i + 1), load_output(2 * i));
     square[i] = (Vector)_mm512_permutexvar_epi16(in_turn, (__m512i)pair);
   }
   transpose(square);
@@ -200,11 +223,12 @@ struct TileParts {
 };
 
 // A block of packed rows by outputs [first, end) of one weight. `copy` and `sums` are the thread's own.
+template <class P>
 inline void multiply_tiles(
-    const TileParts& parts, const int32_t* places, int64_t rows, const Line* packed, const BFloat16* weights, int64_t inputs,
-    int64_t first, int64_t end, BFloat16* out, int64_t out_stride, Line* copy, float* sums) {
+    const TileParts& parts, const int32_t* places, int64_t rows, const Line* packed, const Weight<P>& weight,
+    int64_t inputs, int64_t first, int64_t end, BFloat16* out, int64_t out_stride, Line* copy, float* sums) {
   const int64_t pairs = (rows + kStepRows - 1) / kStepRows, last = parts.inputs.count() - 1;
-  const int64_t row_bytes = inputs * static_cast<int64_t>(sizeof(BFloat16));
+  const int64_t row_bytes = count_bytes<P>(inputs);
   const int64_t asked = (kStepOutputs + pairs - 1) / pairs;
   for (; first < end; first += parts.group) {
     const int64_t outputs = std::min(parts.group, end - first);
@@ -212,15 +236,15 @@ inline void multiply_tiles(
       const int64_t begin = parts.inputs.begin(block), steps = parts.inputs.size(block), at = begin * kLineElements;
       for (int64_t output = 0; output < outputs; output += kStepOutputs) {
         const int64_t part = std::min(kStepOutputs, outputs - output);
-        const BFloat16* const from = weights + (first + output) * inputs + at;
-        WeightTiles tiles{reinterpret_cast<const char*>(from), row_bytes, kTileLines * row_bytes, sizeof(Line)};
-        if (part < kStepOutputs || inputs % kLineElements != 0) {
-          copy_weights(from, part, inputs, steps, inputs - at, copy);
+        const char* const from = weight.memory(first + output) + count_bytes<P>(at);
+        WeightTiles tiles{from, row_bytes, kTileLines * row_bytes, sizeof(Line)};
+        if (Weight<P>::kIsScaled || part < kStepOutputs || inputs % kLineElements != 0) {
+          copy_weights(weight, first + output, part, at, steps, copy);
           finish_writes(copy);
           tiles = {reinterpret_cast<const char*>(copy), sizeof(Line), kTileLines * sizeof(Line), kStepLines * sizeof(Line)};
         }
         const int64_t left = std::clamp<int64_t>(end - first - output - kStepOutputs, 0, kStepOutputs);
-        Ahead ahead(from + kStepOutputs * inputs, left, steps * sizeof(Line), row_bytes);
+        Ahead ahead(from + kStepOutputs * row_bytes, left, count_bytes<P>(steps * kLineElements), row_bytes);
         float* held = sums + output * pairs * kStepRows;
         for (int64_t row = 0; row < rows; row += kStepRows, held += kStepRows * kStepOutputs) {
           const Line* const activations = packed + (row / kStepRows * parts.steps + begin) * kStepLines;
@@ -231,8 +255,8 @@ inline void multiply_tiles(
           if (block < last) continue;
           for (int64_t tile = row; tile < std::min(row + kStepRows, rows); tile += kTileLines)
             store_tiles(
-                held + (tile - row) * kStepOutputs, places + tile, std::min(kTileLines, rows - tile), part,
-                out + first + output, out_stride);
+                held + (tile - row) * kStepOutputs, places + tile, std::min(kTileLines, rows - tile), weight,
+                first + output, part, out + first + output, out_stride);
         }
       }
     }
@@ -240,8 +264,9 @@ inline void multiply_tiles(
 }
 
 // As `multiply` in linear.cpp, of the rows at `places`.
+template <class P>
 inline void multiply_by_tiles(
-    BFloat16* out, const BFloat16* activations, const void* const* weights, const int64_t* outputs, int64_t count,
+    BFloat16* out, const BFloat16* activations, const std::vector<Weight<P>>& weights, const int64_t* outputs,
     const std::vector<int32_t>& places, int64_t inputs) {
   const int64_t num_live = static_cast<int64_t>(places.size()), threads = omp_get_max_threads();
   const TileParts parts = TileParts::of(num_live, inputs);
@@ -253,7 +278,7 @@ inline void multiply_by_tiles(
   Line* const buffers = new Line[num_buffers * parts.activation_lines()];
   Line* const memory = new Line[threads * own_lines];
   int64_t out_stride = 0;
-  for (int64_t i = 0; i < count; i++) out_stride += outputs[i];
+  for (size_t i = 0; i < weights.size(); i++) out_stride += outputs[i];
 #pragma omp parallel num_threads(threads)
   {
     const int64_t thread = omp_get_thread_num();
@@ -278,12 +303,13 @@ inline void multiply_by_tiles(
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < block_rows; row += kTileLines) pack(row);
       }
-      for (int64_t i = 0, column = 0; i < count; column += outputs[i++]) {
+      int64_t column = 0;
+      for (size_t i = 0; i < weights.size(); column += outputs[i++]) {
         const int64_t begin = std::max<int64_t>(first - column, 0), stop = std::min(end - column, outputs[i]);
         if (begin >= stop) continue;
         multiply_tiles(
-            parts, block_places, block_rows, packed, static_cast<const BFloat16*>(weights[i]), inputs, begin, stop,
-            out + column, out_stride, copy, sums);
+            parts, block_places, block_rows, packed, weights[i], inputs, begin, stop, out + column, out_stride, copy,
+            sums);
       }
     }
   }

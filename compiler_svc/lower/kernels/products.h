@@ -2,19 +2,36 @@
 
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "vectors.h"
 
 namespace kiln {
 
 // What one instruction multiplies: some elements of a row, each with the same one of another row.
-template <class Element>
+//
+// Rows of weights consist of items of another type if they are quantized: their sums are multiplied by scales in the end,
+// or each of them by its group's.
+template <class ElementType, class ItemType = ElementType>
 struct Products {
+  using Element = ElementType;  // of activations and results
+  using Item = ItemType;        // of weights
   using Operand = Vector;
   static constexpr int64_t kElements = kLanes;
   // Of one row at once. An output's additions wait for each other: with 16 bytes of weights each, longer than for memory.
-  static constexpr int kRowOutputs = kLanes * sizeof(Element) < 32 ? 2 : 1;
-  static Operand load(const Element* from) { return kiln::load(from); }
-  static Operand load_part(const Element* from, int64_t count) { return kiln::load_part(from, count); }
+  static constexpr int kRowOutputs = kLanes * sizeof(Item) < 32 ? 2 : 1;
+  // Whether weights are operands as they lie in memory.
+  static constexpr bool kAreItemsFactors = sizeof(Item) == sizeof(float);
+  static constexpr int64_t kItemsPerByte = std::is_same_v<Item, Int4> ? 2 : 1;
+  template <class Type>
+  static Operand load(const Type* from) {
+    return kiln::load(from);
+  }
+  template <class Type>
+  static Operand load_part(const Type* from, int64_t count) {
+    return kiln::load_part(from, count);
+  }
   static Vector add_to(Vector sums, Operand a, Operand b) { return multiply_add(a, b, sums); }
   // The same four bytes for each lane: what one lane multiplies.
   static Operand spread(const char* factor) {
@@ -27,10 +44,14 @@ struct Products {
 #if defined(KILN_HAS_PAIRS)
 
 template <>
-struct Products<BFloat16> {
+struct Products<BFloat16, BFloat16> {
+  using Element = BFloat16;
+  using Item = BFloat16;
   using Operand = __m512i;
   static constexpr int64_t kElements = 2 * kLanes;
   static constexpr int kRowOutputs = 1;
+  static constexpr bool kAreItemsFactors = true;
+  static constexpr int64_t kItemsPerByte = 1;
   static Operand load(const BFloat16* from) { return _mm512_loadu_si512(from); }
   static Operand load_part(const BFloat16* from, int64_t count) {
     return _mm512_maskz_loadu_epi16((1u << count) - 1, from);
@@ -45,8 +66,70 @@ struct Products<BFloat16> {
 
 #endif
 
-template <class Element>
-using Operand = typename Products<Element>::Operand;
+// Bytes of so many weights.
+template <class P>
+constexpr int64_t count_bytes(int64_t items) {
+  return items * static_cast<int64_t>(sizeof(typename P::Item)) / P::kItemsPerByte;
+}
+
+// Operands that are loaded together: as many as 32 grouped weights are. Groups are whole, so that no part is left over.
+template <class P>
+constexpr int kWeightParts = P::kItemsPerByte > 1 ? 32 / static_cast<int>(kLanes) : 1;
+
+// Calls `run.operator()<Part>()` for each part.
+template <class P, class Run>
+inline void for_parts(const Run& run) {
+  [&]<int... Parts>(std::integer_sequence<int, Parts...>) {
+    (run.template operator()<Parts>(), ...);
+  }(std::make_integer_sequence<int, kWeightParts<P>>());
+}
+
+// One output's weights.
+template <class P>
+struct WeightRow {
+  const typename P::Item* items;
+  const float* scales;  // of grouped ones: of each group a factor, and what to add
+  int64_t group_shift;  // a group has 2 to the power of it inputs
+
+  // Operand `Part` of kWeightParts from input `at` on.
+  template <int Part = 0>
+  typename P::Operand load(int64_t at) const {
+    if constexpr (P::kItemsPerByte == 1) {
+      return P::load(items + at);
+    } else {
+      constexpr int kFirst = Part * kLanes % 16, kShift = Part * kLanes / 16 * 4;
+      const auto* const from = reinterpret_cast<const __m128i*>(items + at / 2 + kFirst);
+      const __m128i bytes = _mm_srli_epi16(kLanes == 16 ? _mm_loadu_si128(from) : _mm_loadl_epi64(from), kShift);
+      const Vector values = widen(_mm_and_si128(bytes, _mm_set1_epi8(15)), typename P::Item{});
+      const float* const pair = scales + (at >> group_shift) * 2;
+      return multiply_add(values, broadcast(pair[0]), broadcast(pair[1]));
+    }
+  }
+};
+
+// One weight [outputs, inputs].
+template <class P>
+struct Weight {
+  const typename P::Item* items;
+  int64_t inputs;
+  const float* scales;   // of a quantized one: of each output, or a single one, or of each output's groups
+  int64_t scale_stride;  // from one output to the next
+
+  static constexpr bool kIsScaled = !std::is_same_v<typename P::Element, typename P::Item>;
+  static constexpr bool kIsGrouped = P::kItemsPerByte > 1;
+
+  WeightRow<P> row(int64_t output) const {
+    const typename P::Item* const from = items + output * inputs / P::kItemsPerByte;
+    if constexpr (!kIsGrouped) return {from, nullptr, 0};
+    return {from, scales + output * scale_stride, __builtin_ctzll(2 * inputs / scale_stride)};
+  }
+  const char* memory(int64_t output) const { return reinterpret_cast<const char*>(row(output).items); }
+  Vector finish(Vector sums, int64_t output) const {
+    if constexpr (kIsScaled && !kIsGrouped)
+      return multiply(sums, broadcast(kUnit<typename P::Item> * scales[output * scale_stride]));
+    return sums;
+  }
+};
 
 template <int Count, class Element>
 inline void store_sums(Element* to, const Vector (&lanes)[Count]) {
@@ -55,6 +138,12 @@ inline void store_sums(Element* to, const Vector (&lanes)[Count]) {
 
 #if defined(__AVX512F__)
 
+inline void store(Float16* to, __m128 values) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store(Float16* to, Vector values) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+}
 inline void store(float* to, __m128 values) { _mm_storeu_ps(to, values); }
 inline void store(BFloat16* to, __m128 values) {  // as `store_one`
   const __m128i bits = _mm_castps_si128(values);
@@ -87,6 +176,9 @@ inline void store_sums(Element* to, const Vector (&lanes)[4]) {
 
 #else
 
+inline void store(Float16* to, Vector values) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+}
 inline void store(BFloat16* to, Vector values) {  // as `store_one`
   const __m256i bits = _mm256_castps_si256(values);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -1,6 +1,7 @@
 // Vectors of floats for kernels: 8 lanes with x86-64-v3 (AVX2 and FMA), 16 with x86-64-v4 (AVX-512).
 //
-// Elements of memory are float, BFloat16 or Float16; all arithmetic is in float.
+// Elements of memory are float, BFloat16 or Float16, items of quantized weights Int8, Float8E4M3, Float8E5M2 or pairs of
+// Int4; all arithmetic is in float.
 
 #pragma once
 
@@ -23,6 +24,24 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+struct Int8 {
+  int8_t bits;
+};
+struct Float8E4M3 {  // without infinities
+  uint8_t bits;
+};
+struct Float8E5M2 {
+  uint8_t bits;
+};
+struct Int4 {  // two items: of 32 neighbours in 16 bytes, the low bits have the first 16
+  uint8_t bits;
+};
+
+// What is loaded of an item, times this, is its value: a Float8E4M3 has the bits of a Float16 whose exponents are 8 less.
+template <class Item>
+constexpr float kUnit = 1.0f;
+template <>
+constexpr float kUnit<Float8E4M3> = 256.0f;
 
 #if defined(__AVX512F__)
 using Vector = __m512;
@@ -49,14 +68,29 @@ inline Vector widen(__m256i halves, BFloat16) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 inline Vector widen(__m256i halves, Float16) { return _mm512_cvtph_ps(halves); }
+inline Vector widen(__m128i bytes, Int8) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+inline Vector widen(__m128i bytes, Int4) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
+inline Vector widen(__m128i bytes, Float8E4M3) {
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+}
+inline Vector widen(__m128i bytes, Float8E5M2) {
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
+}
 template <class Element>
 inline Vector load(const Element* from) {
-  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), Element{});
+  if constexpr (sizeof(Element) == 1)
+    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), Element{});
+  else
+    return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), Element{});
 }
 inline Vector load_part(const float* from, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, from); }
 template <class Element>
 inline Vector load_part(const Element* from, int64_t count) {
-  return widen(_mm256_maskz_loadu_epi16((1u << count) - 1, from), Element{});
+  if constexpr (sizeof(Element) == 1)
+    return widen(_mm_maskz_loadu_epi8((1u << count) - 1, from), Element{});
+  else
+    return widen(_mm256_maskz_loadu_epi16((1u << count) - 1, from), Element{});
 }
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vector subtract_product(Vector c, Vector a, Vector b) { return _mm512_fnmadd_ps(a, b, c); }
@@ -139,9 +173,19 @@ inline Vector widen(__m128i halves, BFloat16) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 inline Vector widen(__m128i halves, Float16) { return _mm256_cvtph_ps(halves); }
+inline Vector widen(__m128i bytes, Int8) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+inline Vector widen(__m128i bytes, Int4) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
+inline Vector widen(__m128i bytes, Float8E4M3) {
+  const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
+}
+inline Vector widen(__m128i bytes, Float8E5M2) { return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8)); }
 template <class Element>
 inline Vector load(const Element* from) {
-  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), Element{});
+  if constexpr (sizeof(Element) == 1)
+    return widen(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)), Element{});
+  else
+    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), Element{});
 }
 template <class Element>
 inline Vector load_part(const Element* from, int64_t count) {

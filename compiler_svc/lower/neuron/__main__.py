@@ -1,6 +1,5 @@
-"""`python -m compiler_svc.lower.neuron JOB`: answers a request, in the interpreter with Neuron's packages.
-
-A named error is an answer; any other error ends the process with a traceback.
+"""`python -m compiler_svc.lower.neuron JOB`: answers a request, in the interpreter with Neuron's packages. A named
+error is an answer; any other error ends the process with a traceback.
 """
 
 from __future__ import annotations

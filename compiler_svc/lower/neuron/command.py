@@ -23,11 +23,7 @@ def make_command(module: str, *arguments: str) -> list[str]:
 
 
 def make_environment(directory: Path) -> dict[str, str]:
-    """Makes the environment of the interpreter, in which it finds our packages.
-
-    Args:
-        directory: Receives the folder of links to them.
-    """
+    """Makes the interpreter's environment, in which it finds our packages by a folder of links in `directory`."""
     return NEURON_PYTHON.make_environment() | {
         "PYTHONPATH": str(link_sources(directory / "sources")),
         # The sources may be another user's, or for another version of Python.

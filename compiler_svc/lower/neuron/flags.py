@@ -30,7 +30,6 @@ class CompilerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration's options that reach neuronx-cc.
 
     Attributes:
-        logical_nc_config: Physical cores of one logical core.
         cc_pipeline_tiling_factor: Parts into which a prompt's collectives are divided.
         scratchpad_page_size: In MiB; None for the compiler's own, or NxD Inference's for long contexts.
         max_context_length: In tokens.
@@ -50,11 +49,7 @@ def list_flags(
     target: TargetKind,
     compiler_version: str,
 ) -> tuple[str, ...]:
-    """Lists the arguments of neuronx-cc for a submodel's executables, each one word of a command line.
-
-    Args:
-        compiler_version: neuronx-cc's, such as `2.26.6360.0`.
-    """
+    """Lists the arguments of neuronx-cc for a submodel, each one word; its version is such as `2.26.6360.0`."""
     computes_prompts = SUBMODELS[submodel].computes_prompts
     return (
         f"--target={target}",

@@ -52,11 +52,8 @@ _OPERATORS: Final = make_operators(_call_argmax, _call_top_k)
 
 @dataclass(frozen=True, slots=True)
 class TracedSubmodel:
-    """The graph of a submodel.
-
-    Attributes:
-        graph: A serialized HLO module.
-        mistakes: Inputs and buffers that it does not read, and buffers that it does not assign anew.
+    """The graph of a submodel. Mistakes are inputs and buffers that it does not read, and buffers that it does not
+    assign anew.
     """
 
     graph: bytes
@@ -64,11 +61,7 @@ class TracedSubmodel:
 
 
 def check_submodel(request: GraphRequest) -> CheckedGraph:
-    """Makes a submodel, traces it and checks its graph.
-
-    Raises:
-        NeuronTraceFailed: torch-xla could not trace it.
-    """
+    """Makes a submodel, traces it and checks its graph."""
     make_submodel: MakeSubmodel = resolve_name(request.make_module)
     with torch.device("meta"):
         submodel = make_submodel(request.document)
@@ -113,7 +106,6 @@ def _trace(submodel: Submodel) -> TracedSubmodel:
 
 
 def _make_placeholders(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same shapes and dtypes on the device, without memory there."""
     make = import_module(f"{PACKAGE}.core.xla_builder").create_placeholder_tensor
     return {name: make(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 

@@ -1,6 +1,5 @@
-"""Reads HLO modules, as far as their check needs them.
-
-The numbers of the fields are those of `xla/service/hlo.proto` and `xla/xla_data.proto` of OpenXLA.
+"""Reads HLO modules, as far as their check needs them. The numbers of the fields are those of `xla/service/hlo.proto`
+and `xla/xla_data.proto` of OpenXLA.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class Shape:
     Attributes:
         element_type: As HLO's text has it, such as `f32`; `tuple` for several values.
         dynamic: For each dimension whether its size may differ from call to call; empty if none may.
-        parts: Shapes of a tuple's values.
     """
 
     element_type: str
@@ -129,12 +127,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """One function of a module.
-
-    Attributes:
-        instructions: By id, in an order in which operands come first.
-        root_id: Id of the instruction whose value it returns.
-    """
+    """One function of a module; its instructions are by id, in an order in which operands come first."""
 
     instructions: Mapping[int, Instruction]
     root_id: int
@@ -153,12 +146,7 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class HloModule:
-    """One graph.
-
-    Attributes:
-        computations: By id.
-        aliases: The entry's parameter for each output that takes its memory, by the output's place.
-    """
+    """One graph; `aliases` has the entry's parameter for each output that takes its memory, by the output's place."""
 
     computations: Mapping[int, Computation]
     entry_id: int
@@ -177,11 +165,7 @@ class HloModule:
 
 
 def read_hlo(data: bytes) -> HloModule:
-    """Reads a serialized `HloModuleProto`.
-
-    Raises:
-        MessageInvalid: The bytes are no message.
-    """
+    """Reads a serialized `HloModuleProto`."""
     module = read_fields(data)
     computations = {read_integer(one, 5): _read_computation(one) for one in read_messages(module, 3)}
     entries = read_messages(read_message(module, 8), 1)

@@ -33,12 +33,7 @@ _OWN_FOLDERS: Final = ("compiler_svc/", "execution/")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An operation, and the module around it.
-
-    Attributes:
-        operands: Shapes of its operands.
-        called: The computations that it calls.
-    """
+    """An operation, and the module around it."""
 
     op: Instruction
     operands: tuple[Shape, ...]
@@ -67,12 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One reason for which neuronx-cc refuses an operation.
-
-    Attributes:
-        code: The compiler's error code.
-        wanted: What it takes instead.
-    """
+    """One reason for which neuronx-cc refuses an operation."""
 
     code: str
     wanted: str
@@ -170,7 +160,6 @@ class Finding:
     Attributes:
         code: The compiler's error code; empty for a demand of the tracer.
         operation: Opcode and name of the operation, with the shape that it returns.
-        wanted: What the compiler takes.
         source: Our own line, such as `execution/sampling.py:80`; empty if the graph does not say.
     """
 
@@ -186,11 +175,8 @@ class Finding:
 
 
 def check_hlo(module: HloModule, *, target: TargetKind, memory_bytes: int | None) -> tuple[Finding, ...]:
-    """Lists what neuronx-cc would refuse in a graph, in the order of its operations.
-
-    Args:
-        target: Kind of hardware that it is for.
-        memory_bytes: Memory of one core, which holds all that the graph takes; None if it is not known.
+    """Lists what neuronx-cc would refuse in a graph, in the order of its operations. `memory_bytes` is the memory of
+    one core, which holds all that the graph takes; None if it is not known.
     """
     findings = []
     for computation in module.computations.values():

@@ -43,12 +43,7 @@ AnswerT = TypeVar("AnswerT", NeuronExecutable, CheckedGraph)
 
 
 def lower_submodel(job: LoweringJob) -> LoweredExecutable:
-    """Makes a NEFF of a submodel.
-
-    Raises:
-        NeuronToolchainMissing: There is no interpreter with Neuron's packages.
-        LoweringError: It did not make a NEFF; see the errors of Neuron there.
-    """
+    """Makes a NEFF of a submodel."""
     request = make_request(job)
     variables = {
         # Read when Neuron's packages are imported: this host need not have the device.
@@ -88,16 +83,7 @@ def make_request(job: LoweringJob) -> NeuronRequest:
 
 
 def check_graph(request: GraphRequest, directory: Path) -> CheckedGraph:
-    """Checks the graph of a submodel for what neuronx-cc would refuse; nothing is compiled.
-
-    Args:
-        directory: Receives the interpreter's files.
-
-    Raises:
-        NeuronTraceFailed: torch-xla could not trace it, or crashed.
-        KilnError: The submodel cannot be made there.
-        CalledProcessError: The interpreter ended by a fault, which `read_log` tells.
-    """
+    """Checks the graph of a submodel for what neuronx-cc would refuse; nothing is compiled."""
     variables = XLA_ON_CPU | _KEEPS_COLLECTIVES | _NAMES_CRASHES
     try:
         with (directory / _LOG_FILE).open("wb") as log:
@@ -123,15 +109,7 @@ def _ask(
     kind: type[AnswerT],
     log: BinaryIO | None = None,
 ) -> AnswerT:
-    """Runs the interpreter to its end.
-
-    Args:
-        variables: Added to its environment.
-        log: Gets what it writes; None for where this process writes.
-
-    Raises:
-        CalledProcessError: It ended by a fault. The log says why.
-    """
+    """Runs the interpreter to its end; `log` gets what it writes, None for where this process writes."""
     assert __package__ is not None
     write_request(request, directory)
     subprocess.run(

@@ -1,7 +1,5 @@
-"""`kiln::argmax` and `kiln::topk` in graphs for Neuron, by the custom calls of its compiler.
-
-AWS documents neither call. Of the last axis `AwsNeuronArgMax` gives places, s64, and `AwsNeuronTopK` values and places,
-u32.
+"""`kiln::argmax` and `kiln::topk` in graphs for Neuron, by custom calls of its compiler, neither of which AWS
+documents. Of the last axis `AwsNeuronArgMax` gives places, s64, and `AwsNeuronTopK` values and places, u32.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ TopK = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 def make_operators(call_argmax: Argmax, call_top_k: TopK) -> Mapping[str, Callable[..., Any]]:
-    """What `compiler_svc.lower.xla.register_operators` takes.
+    """Makes what `compiler_svc.lower.xla.register_operators` takes.
 
-    Args:
-        call_argmax: Makes the call `AwsNeuronArgMax` of the last axis, f32 [N, M] to integers [N].
-        call_top_k: Makes the call `AwsNeuronTopK`, f32 [N, M] to f32 and integers [N, count].
+    `call_argmax` makes the call `AwsNeuronArgMax` of the last axis, f32 [N, M] to integers [N]; `call_top_k` makes the
+    call `AwsNeuronTopK`, f32 [N, M] to f32 and integers [N, count].
     """
 
     def find_largest(values: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
-"""The front end `model_builder`: NxD's ModelBuilder, by its units, one executable at a time.
-
-Neuron SDK 2.31.1: torch 2.9.0, torch-neuronx 2.9.0.2.15, neuronx-distributed 0.19, neuronx-cc 2.26. The only file that
-imports them.
+"""The front end `model_builder`: NxD's ModelBuilder, by its units, one executable at a time. The only file that imports
+the packages of Neuron SDK 2.31.1: torch 2.9.0, torch-neuronx 2.9.0.2.15, neuronx-distributed 0.19, neuronx-cc 2.26.
 """
 
 from __future__ import annotations
@@ -49,13 +47,7 @@ _TRACE_ADVICE: Final[Sequence[tuple[str, str]]] = (
 
 
 def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
-    """Traces a submodel, checks its graph, and compiles it.
-
-    Raises:
-        NeuronTraceFailed: NxD could not trace it.
-        NeuronGraphRefused: neuronx-cc would refuse the graph, or a caller could not find its tensors.
-        NeuronCompilerFailed, NeuronMemoryExceeded: neuronx-cc did not compile it.
-    """
+    """Traces a submodel, checks its graph, and compiles it."""
     from neuronx_distributed import NxDParallelState  # noqa: PLC0415 - in this interpreter alone
 
     make_submodel: MakeSubmodel = resolve_name(request.make_module)
@@ -145,7 +137,6 @@ def _read_log(directory: Path) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """An error with those that caused it, innermost last."""
     causes = [f"{type(error).__name__}: {error}"]
     while (error := error.__cause__) is not None:  # type: ignore[assignment]
         causes.append(f"{type(error).__name__}: {error}")

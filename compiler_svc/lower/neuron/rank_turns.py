@@ -23,7 +23,6 @@ class RankTurns:
     """The ranks of one model. Every call of `run` lets each of them compute once."""
 
     def __init__(self, tp_degree: int) -> None:
-        """Takes the number of ranks."""
         self.tp_degree = tp_degree
         self._turns = [threading.Semaphore(0) for _ in range(tp_degree)]
         self._given: list[Tensor | None] = [None] * tp_degree
@@ -32,11 +31,8 @@ class RankTurns:
         self._num_ended = 0
 
     def run(self, compute: Sequence[Callable[[], T]]) -> list[T]:
-        """Lets each rank compute, and returns what they returned, in order.
-
-        Raises:
-            CollectiveError: The ranks do not call the same collectives.
-            Exception: What the first rank to fail raised. The others end too, and the ranks cannot run again.
+        """Lets each rank compute, and returns what they returned, in order. Raises what the first rank to fail raised;
+        the others end too, and the ranks cannot run again.
         """
         results: dict[int, T] = {}
         self._num_ended = 0

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from bundle.abi.neff import NeffProgram
+from bundle.host.path_texts import read_path, write_path
 from bundle.manifest import TargetKind
 from compiler_svc.lower.errors import FrontEndNotServed
 from compiler_svc.lower.neuron.hlo_check import Finding
@@ -30,10 +31,7 @@ class GraphRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One submodel whose graph is traced and checked, and not compiled.
 
     Attributes:
-        tag: Tag of the executable.
         make_module: `module:function` that makes a `compiler_svc.lower.neuron.submodel.Submodel` of the document.
-        document: The submodel as JSON.
-        target: Kind of hardware.
         memory_bytes: Memory of one logical core; None if it is not known.
     """
 
@@ -45,15 +43,7 @@ class GraphRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NeuronRequest(GraphRequest, frozen=True, kw_only=True, tag=True):
-    """One submodel to make a NEFF of.
-
-    Attributes:
-        front_end: Name of the front end.
-        flags: Arguments of neuronx-cc.
-        logical_nc_config: Physical cores of one logical core.
-        tp_degree: Number of ranks.
-        directory: Receives the compiler's files.
-    """
+    """One submodel to make a NEFF of; `directory` receives the compiler's files."""
 
     front_end: str
     flags: tuple[str, ...]
@@ -63,13 +53,8 @@ class NeuronRequest(GraphRequest, frozen=True, kw_only=True, tag=True):
 
 
 class NeuronExecutable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A NEFF and what a runtime and a reader need to know of it.
-
-    Attributes:
-        neff: The file.
-        graph: The graph that it was made of, a serialized HLO module.
-        metaneff: The description by which Neuron's own runtime of PyTorch finds its tensors.
-        program: All that the NEFF takes and returns.
+    """A NEFF and what a runtime and a reader need to know of it. It was made of `graph`, a serialized HLO module; by
+    `metaneff` Neuron's own runtime of PyTorch finds its tensors.
     """
 
     neff: Path
@@ -91,11 +76,7 @@ CompileSubmodel = Callable[[NeuronRequest], NeuronExecutable]
 
 
 def find_front_end(name: str) -> str:
-    """Finds a front end's `module:function`.
-
-    Raises:
-        FrontEndNotServed: The name is reserved or unknown.
-    """
+    """Finds a front end's `module:function`."""
     if name not in FRONT_ENDS:
         raise FrontEndNotServed(name, tuple(FRONT_ENDS))
     return FRONT_ENDS[name]
@@ -103,18 +84,18 @@ def find_front_end(name: str) -> str:
 
 def write_request(request: GraphRequest, directory: Path) -> None:
     """Writes the request where `read_request` finds it."""
-    (directory / _REQUEST_FILE).write_bytes(msgspec.json.encode(request, enc_hook=str))
+    (directory / _REQUEST_FILE).write_bytes(msgspec.json.encode(request, enc_hook=write_path))
 
 
 def read_request(directory: Path) -> GraphRequest | NeuronRequest:
     """Reads the request in a directory."""
     data = (directory / _REQUEST_FILE).read_bytes()
-    return msgspec.json.decode(data, type=GraphRequest | NeuronRequest, dec_hook=_read_path)
+    return msgspec.json.decode(data, type=GraphRequest | NeuronRequest, dec_hook=read_path)
 
 
 def write_answer(answer: Answer, directory: Path) -> None:
     """Writes the answer where `read_answer` finds it."""
-    (directory / _ANSWER_FILE).write_bytes(msgspec.json.encode(answer, enc_hook=str))
+    (directory / _ANSWER_FILE).write_bytes(msgspec.json.encode(answer, enc_hook=write_path))
 
 
 def read_answer(directory: Path) -> Answer | None:
@@ -122,10 +103,5 @@ def read_answer(directory: Path) -> Answer | None:
     path = directory / _ANSWER_FILE
     if not path.exists():
         return None
-    answer: Answer = msgspec.json.decode(path.read_bytes(), type=Answer, dec_hook=_read_path)
+    answer: Answer = msgspec.json.decode(path.read_bytes(), type=Answer, dec_hook=read_path)
     return answer
-
-
-def _read_path(kind: type, text: str) -> Path:
-    assert kind is Path, kind
-    return Path(text)

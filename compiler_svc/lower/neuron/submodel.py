@@ -13,15 +13,8 @@ from bundle.manifest import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Submodel:
-    """A submodel of one rank.
-
-    Attributes:
-        module: Takes its inputs by name, each None by default, and returns its outputs. State are buffers, which it
-            assigns anew; weights are parameters under the names of the shard.
-        examples: A tensor for each input that it takes, by name.
-        inputs: Its inputs; `outputs` in the order in which it returns them.
-        state: Its buffers.
-        weights: Names of its parameters.
+    """A submodel of one rank. Its module takes inputs by name, each None by default, and returns outputs in their order
+    here. State are buffers, which it assigns anew; weights are parameters under the names of the shard.
     """
 
     module: nn.Module
@@ -32,11 +25,7 @@ class Submodel:
     weights: frozenset[str]
 
     def put_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Makes tensors the buffers that the next step reads.
-
-        Args:
-            tensors: By the names of the buffers.
-        """
+        """Makes tensors the buffers that the next step reads."""
         for name, tensor in tensors.items():
             owner, _, own_name = name.rpartition(".")
             setattr(self.module.get_submodule(owner), own_name, tensor)

@@ -1,7 +1,5 @@
-"""The tensors of a NEFF: which of its names is which input, output, weight or state.
-
-The tracer describes them beside the graph ("metaneff"). Input `i` of the NEFF is called `input{i}`, output `i`
-`output{i}`.
+"""The tensors of a NEFF: which of its names is which input, output, weight or state. The tracer describes them beside
+the graph ("metaneff"). Input `i` of the NEFF is called `input{i}`, output `i` `output{i}`.
 """
 
 from __future__ import annotations
@@ -11,22 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bundle.abi.neff import NeffInput, NeffOutput, NeffProgram
-from bundle.abi.tensor import DType
+from bundle.abi.tensor import DTYPES, DType
 from compiler_svc.lower.neuron.hlo_check import find_missing, find_unaliased
 from compiler_svc.lower.neuron.submodel import Submodel
 
 #: Values of `MetaTensor.Type`.
 _KINDS: Final[Mapping[int, Literal["input", "state", "weight"]]] = {1: "input", 2: "state", 3: "weight"}
-#: Values of `MetaTensor.DataType`, for the dtypes that the ABI has.
-_DTYPES: Final[Mapping[int, DType]] = {1: "float32", 2: "int32", 12: "float16", 14: "bfloat16"}
+_DTYPES: Final[Mapping[int, DType]] = {item.metaneff: name for name, item in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """The tensors of a NEFF, and what a caller by the ABI could not do with them.
-
-    Attributes:
-        mistakes: A tensor that is missing, has another form, or is none of the submodel's, each as a sentence.
+    """The tensors of a NEFF, and what a caller by the ABI could not do with them: `mistakes` has a sentence for each
+    tensor that is missing, has another form, or is none of the submodel's.
     """
 
     inputs: tuple[NeffInput, ...]
@@ -39,11 +34,7 @@ class TensorMap:
 
 
 def map_tensors(metaneff: Any, submodel: Submodel) -> TensorMap:
-    """Reads the description of a NEFF's tensors and compares it with the submodel.
-
-    Args:
-        metaneff: A message `MetaNeff`.
-    """
+    """Reads the description of a NEFF's tensors and compares it with the submodel."""
     inputs, outputs, mistakes = [], [], []
     for place, tensor in enumerate(metaneff.input_tensors):
         kind, dtype = _KINDS.get(tensor.type), _DTYPES.get(tensor.data_type)

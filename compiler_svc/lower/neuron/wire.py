@@ -1,7 +1,5 @@
-"""Reads messages of protocol buffers field by field, without their descriptions.
-
-The interpreter that lowers for Neuron has these descriptions in several packages, which register them under one name:
-another one of ours would not load beside them.
+"""Reads messages of protocol buffers field by field, without their descriptions: the interpreter that lowers for Neuron
+has these in several packages, which register them under one name, so another one of ours would not load beside them.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ class MessageInvalid(ValueError):
 
 
 def read_fields(data: bytes) -> Fields:
-    """Reads the fields of a message, by number.
-
-    Raises:
-        MessageInvalid: The bytes are no message.
-    """
+    """Reads the fields of a message, by number."""
     fields: dict[int, list[int | bytes]] = defaultdict(list)
     place = 0
     while place < len(data):

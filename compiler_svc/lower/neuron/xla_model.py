@@ -32,10 +32,8 @@ class XlaModel:
     def __init__(self, make_module: str, documents: Mapping[str, dict[str, Any]], shards: Sequence[Path]) -> None:
         """Puts the weights on the device.
 
-        Args:
-            make_module: `module:function`, a `MakeSubmodel`.
-            documents: The submodels as JSON, by the tags of their executables.
-            shards: The safetensors file of each rank.
+        `make_module` is `module:function`, a `MakeSubmodel`. The documents are the submodels as JSON, by the tags of
+        their executables; the shards are the safetensors file of each rank.
         """
         xla = import_module(PACKAGE)
         self._sync, self._device = xla.sync, xla.device()
@@ -48,13 +46,8 @@ class XlaModel:
 
     @torch.no_grad()
     def run(self, tag: str, inputs: Mapping[str, Values]) -> dict[str, Tensor]:
-        """Runs one step.
-
-        Args:
-            inputs: At least those of the submodel.
-
-        Returns:
-            For each output what all ranks return, [ranks, *shape of the output], on the CPU.
+        """Runs one step. The inputs are at least those of the submodel. Returns for each output what all ranks return,
+        [ranks, *shape of the output], on the CPU.
         """
         submodels = self._made.get(tag) or self._load(tag)
         given = {

@@ -1,31 +1,27 @@
 """`python -m compiler_svc.lower.neuron.xla_process FD`: runs submodels by XLA on the CPU, for the process that calls.
 
-Messages are msgpack, over the connection whose descriptor is FD. The first answer is a `Hello`; if torch-xla is there,
-the caller sends a `Model` then, and steps. A named error is an answer; any other ends the process with a traceback.
+It says `Hello` over the channel whose descriptor is FD; if torch-xla is there, the caller sends a `Model` then, which
+has no answer, and steps. A named error is an answer; any other ends the process with a traceback.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from safetensors.torch import save
 
-from bundle.errors import KilnError
 from compiler_svc.lower.neuron.xla_model import PACKAGE, XlaModel
 from execution.failure import Failure
+from execution.forkserver.worker import Channel, serve_calls
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What the interpreter has.
-
-    Attributes:
-        has_xla: Whether torch-xla is there.
-    """
+    """What the interpreter has: whether torch-xla is there."""
 
     has_xla: bool
 
@@ -51,31 +47,22 @@ class XlaResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tensors: bytes
 
 
-#: What a step comes to.
-Answer = XlaResult | Failure
+decode_hello = msgspec.msgpack.Decoder(Hello).decode
+decode_result = msgspec.msgpack.Decoder[XlaResult | Failure](XlaResult | Failure).decode
 
 
 def main(fd: int) -> None:
-    """Answers the caller until it closes the connection."""
-    with Connection(fd) as caller:
-        caller.send_bytes(msgspec.msgpack.encode(Hello(has_xla=find_spec(PACKAGE) is not None)))
-        try:
-            order = msgspec.msgpack.decode(caller.recv_bytes(), type=Model)
-            model = XlaModel(order.make_module, order.documents, [Path(shard) for shard in order.shards])
-            while True:
-                step = msgspec.msgpack.decode(caller.recv_bytes(), type=XlaStep)
-                caller.send_bytes(msgspec.msgpack.encode(_answer(model, step)))
-        except EOFError:
-            # The caller has what it wanted, or is gone.
-            return
+    """Answers the caller until it hangs up: it has what it wanted, or is gone."""
+    with Channel(fd) as caller, suppress(EOFError):
+        caller.send(Hello(has_xla=find_spec(PACKAGE) is not None))
+        order = caller.receive(msgspec.msgpack.Decoder(Model).decode)
+        model = XlaModel(order.make_module, order.documents, [Path(shard) for shard in order.shards])
 
+        def run(step: XlaStep, _report: object) -> XlaResult:
+            outputs = model.run(step.tag, step.inputs)
+            return XlaResult(tensors=save({name: tensor.contiguous() for name, tensor in outputs.items()}))
 
-def _answer(model: XlaModel, step: XlaStep) -> Answer:
-    try:
-        outputs = model.run(step.tag, step.inputs)
-    except KilnError as error:
-        return Failure.of(error)
-    return XlaResult(tensors=save({name: tensor.contiguous() for name, tensor in outputs.items()}))
+        serve_calls(caller, msgspec.msgpack.Decoder(XlaStep).decode, run)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing.connection import Connection, Pipe
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import msgspec
 from safetensors.torch import load
 from torch import Tensor
 
 from compiler_svc.lower.errors import XlaRunFailed
 from compiler_svc.lower.neuron import xla_process
 from compiler_svc.lower.neuron.command import XLA_ON_CPU, make_command, make_environment
-from compiler_svc.lower.neuron.xla_process import Answer, Hello, Model, XlaStep
+from compiler_svc.lower.neuron.xla_process import Model, XlaStep, decode_hello, decode_result
 from execution.failure import Failure
+from execution.forkserver.worker import Channel
 
 #: Takes the place of a tag in errors.
 _ALL: Final = "any submodel"
@@ -28,52 +28,43 @@ MessageT = TypeVar("MessageT")
 class XlaRunner:
     """Submodels of all ranks of a model, in a process with torch-xla. Use `xla_runner`."""
 
-    def __init__(self, connection: Connection, timeout_s: float) -> None:
-        self._connection = connection
-        self._timeout_s = timeout_s
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
 
     def open(self, make_module: str, documents: Mapping[str, dict[str, Any]], shards: Sequence[Path]) -> None:
         """Says what to run; see `xla_model.XlaModel`. The KV cache is empty."""
         self._send(Model(make_module=make_module, documents=dict(documents), shards=tuple(map(str, shards))))
 
     def run(self, tag: str, inputs: Mapping[str, list[float]]) -> dict[str, Tensor]:
-        """Runs one step of an executable's submodel.
-
-        Returns:
-            Each output of all ranks, [ranks, *shape of the output].
+        """Runs one step of an executable's submodel; returns each output of all ranks, [ranks, *shape of the output].
 
         Raises:
             XlaRunFailed: The process ended, or did not answer in time.
             KilnError: The submodel cannot be made there.
         """
         self._send(XlaStep(tag=tag, inputs=dict(inputs)))
-        answer: Answer = _receive(self._connection, Answer, tag, self._timeout_s)  # type: ignore[arg-type]
+        answer = _receive(self._channel, decode_result, tag)
         if isinstance(answer, Failure):
             raise answer.to_error()
         return load(answer.tensors)
 
-    def _send(self, message: msgspec.Struct) -> None:
-        try:
-            self._connection.send_bytes(msgspec.msgpack.encode(message))
-        except OSError:
-            # The process has ended: reading its answer says so.
-            return
+    def _send(self, message: Model | XlaStep) -> None:
+        # If the process has ended, reading its answer says so.
+        with suppress(OSError):
+            self._channel.send(message)
 
 
 @contextmanager
 def xla_runner(directory: Path, *, timeout_s: float) -> Iterator[XlaRunner | None]:
-    """Starts the process; None if the interpreter lacks torch-xla. It ends with the block.
-
-    Args:
-        directory: Scratch space of the process.
-        timeout_s: Longest time of its start, and of one step.
+    """Starts the process, with scratch space in `directory`; None if the interpreter lacks torch-xla. It ends with the
+    block. `timeout_s` is the longest time of its start, and of one step.
 
     Raises:
         XlaRunFailed: The interpreter does not start.
     """
-    own, theirs = Pipe()
+    own, theirs = socket.socketpair()
     command = make_command(xla_process.__name__, str(theirs.fileno()))
-    with own:
+    with Channel(own.detach(), timeout_s) as channel:
         try:
             with theirs:
                 process = subprocess.Popen(
@@ -88,17 +79,17 @@ def xla_runner(directory: Path, *, timeout_s: float) -> Iterator[XlaRunner | Non
         except OSError as error:
             raise XlaRunFailed(_ALL, f"{command[0]} does not start") from error
         try:
-            hello = _receive(own, Hello, _ALL, timeout_s)
-            yield XlaRunner(own, timeout_s) if hello.has_xla else None
+            hello = _receive(channel, decode_hello, _ALL)
+            yield XlaRunner(channel) if hello.has_xla else None
         finally:
             process.kill()
             process.wait()
 
 
-def _receive(connection: Connection, kind: type[MessageT], tag: str, timeout_s: float) -> MessageT:
+def _receive(channel: Channel, decode: Callable[[bytes], MessageT], tag: str) -> MessageT:
     try:
-        if not connection.poll(timeout_s):
-            raise XlaRunFailed(tag, f"no answer within {timeout_s:g} s")
-        return msgspec.msgpack.decode(connection.recv_bytes(), type=kind)
+        return channel.receive(decode)
+    except TimeoutError:
+        raise XlaRunFailed(tag, f"no answer within {channel.timeout_s:g} s") from None
     except (EOFError, OSError):
         raise XlaRunFailed(tag, "the process ended") from None

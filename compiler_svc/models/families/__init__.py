@@ -1,3 +1,4 @@
-"""Model families: for each a folder with `config` (what its `config.json` says, described without torch) and `model`
-(the module, with torch). A family uses the layers of `models.layers` and knows no other family.
+"""Model families, one file each, without torch: what their `config.json` says, and what their models consist of.
+
+A family knows no other. `registry` finds each `Family` in this folder.
 """

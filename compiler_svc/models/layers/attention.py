@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers torch.ops.kiln.attend
-from compiler_svc.models.description import AttentionSpec
 from compiler_svc.models.layers.linear import Linear, cast, make_parameter
 from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import rotate
 from compiler_svc.models.layers.step import StepTokens
 from compiler_svc.models.sources import SlopeSource
+from compiler_svc.models.specs import AttentionSpec
 from execution.dtypes import TORCH_DTYPES
 
 
@@ -55,17 +55,12 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: KvCache, tokens: StepTokens
     ) -> tuple[Tensor, KvCache]:
-        """Attends, and writes the step's keys and values.
+        """Attends, and returns a new cache with the step's keys and values; the given one is left alone.
 
         Args:
-            hidden: [rows, tokens, hidden_size].
+            hidden: [rows, tokens, hidden_size], as what is returned.
             rotation: Cosines and sines, [rows, tokens, rotary_dim], in the dtype of attention or in float32; None:
                 queries and keys stay as they are.
-            cache: The layer's cache; left alone.
-            tokens: Where the step's tokens are.
-
-        Returns:
-            [rows, tokens, hidden_size], and the new cache.
         """
         queries, keys, values = self._project(hidden if self.dtype is None else cast(hidden, self.dtype))
         if self.q_norm is not None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.description import LayerSpec, LinearSpec, ModelDescription, Residual
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.attention import Attention, KvCache
 from compiler_svc.models.layers.linear import Embedding, Linear, cast
 from compiler_svc.models.layers.logits import RankLogits
-from compiler_svc.models.layers.mlp import make_mlp
+from compiler_svc.models.layers.mlp import make_feed_forward
 from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
 from compiler_svc.models.layers.step import StepKind, StepTokens
 from compiler_svc.models.parameters import RANK_PARAMETER
+from compiler_svc.models.specs import (
+    LayerSpec,
+    LinearSpec,
+    OutputNormSpec,
+    ParallelSpec,
+    PostNormSpec,
+    PreNormSpec,
+)
 from execution.dtypes import TORCH_DTYPES
 
 State = Sequence[Tensor]
@@ -25,36 +33,80 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class PreNormLayer(nn.Module):
-    """Attention and feed-forward, each normalized before and added after."""
+    """See `PreNormSpec`."""
 
-    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
+    def __init__(self, spec: PreNormSpec, ranks: Ranks) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(spec.input_norm, ranks)
+        self.input_layernorm = make_norm(spec.attention_norm, ranks)
         self.self_attn = Attention(spec.attention, ranks)
-        self.post_attention_layernorm = make_norm(spec.post_attention_norm, ranks)
-        self.mlp = make_mlp(spec.mlp, ranks)
-        self.residual_multiplier = spec.residual_multiplier
+        self.post_attention_layernorm = make_norm(spec.feed_forward_norm, ranks)
+        self.mlp = make_feed_forward(spec.feed_forward, ranks)
+        self.multiplier = spec.multiplier
 
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
     ) -> tuple[Tensor, KvCache]:
         """See `Attention.forward`."""
         attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
-        hidden = hidden + _multiply(attended, self.residual_multiplier)
-        fed_forward = self.mlp(self.post_attention_layernorm(hidden))
-        return hidden + _multiply(fed_forward, self.residual_multiplier), cache
+        hidden = hidden + self._multiply(attended)
+        return hidden + self._multiply(self.mlp(self.post_attention_layernorm(hidden))), cache
+
+    def _multiply(self, added: Tensor) -> Tensor:
+        """One adds no operation to the graph."""
+        return added if self.multiplier == 1.0 else added * self.multiplier
+
+
+class OutputNormLayer(nn.Module):
+    """See `OutputNormSpec`."""
+
+    def __init__(self, spec: OutputNormSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(spec.attention_norm, ranks)
+        self.self_attn = Attention(spec.attention, ranks)
+        self.post_attention_layernorm = make_norm(spec.attention_output_norm, ranks)
+        self.pre_feedforward_layernorm = make_norm(spec.feed_forward_norm, ranks)
+        self.mlp = make_feed_forward(spec.feed_forward, ranks)
+        self.post_feedforward_layernorm = make_norm(spec.feed_forward_output_norm, ranks)
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
+    ) -> tuple[Tensor, KvCache]:
+        """See `Attention.forward`."""
+        attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
+        hidden = hidden + self.post_attention_layernorm(attended)
+        fed_forward = self.mlp(self.pre_feedforward_layernorm(hidden))
+        return hidden + self.post_feedforward_layernorm(fed_forward), cache
+
+
+class PostNormLayer(nn.Module):
+    """See `PostNormSpec`."""
+
+    def __init__(self, spec: PostNormSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.self_attn = Attention(spec.attention, ranks)
+        self.input_layernorm = make_norm(spec.attention_norm, ranks)
+        self.mlp = make_feed_forward(spec.feed_forward, ranks)
+        self.post_attention_layernorm = make_norm(spec.feed_forward_norm, ranks)
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
+    ) -> tuple[Tensor, KvCache]:
+        """See `Attention.forward`."""
+        attended, cache = self.self_attn(hidden, rotation, cache, tokens)
+        hidden = self.input_layernorm(hidden + attended)
+        return self.post_attention_layernorm(hidden + self.mlp(hidden)), cache
 
 
 class ParallelLayer(nn.Module):
-    """Attention and feed-forward, which both take the layer's input, normalized each for itself or once for both."""
+    """See `ParallelSpec`."""
 
-    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
+    def __init__(self, spec: ParallelSpec, ranks: Ranks) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(spec.input_norm, ranks)
+        self.input_layernorm = make_norm(spec.attention_norm, ranks)
         self.self_attn = Attention(spec.attention, ranks)
-        norm = spec.post_attention_norm
+        norm = spec.feed_forward_norm
         self.post_attention_layernorm = None if norm is None else make_norm(norm, ranks)
-        self.mlp = make_mlp(spec.mlp, ranks)
+        self.mlp = make_feed_forward(spec.feed_forward, ranks)
 
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
@@ -66,59 +118,17 @@ class ParallelLayer(nn.Module):
         return hidden + attended + self.mlp(taken), cache
 
 
-class NormalizedSumLayer(nn.Module):
-    """Attention and feed-forward, each added to what it takes; a norm follows each sum."""
-
-    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
-        super().__init__()
-        self.self_attn = Attention(spec.attention, ranks)
-        self.input_layernorm = make_norm(spec.input_norm, ranks)
-        self.mlp = make_mlp(spec.mlp, ranks)
-        self.post_attention_layernorm = make_norm(spec.post_attention_norm, ranks)
-
-    def forward(
-        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
-    ) -> tuple[Tensor, KvCache]:
-        """See `Attention.forward`."""
-        attended, cache = self.self_attn(hidden, rotation, cache, tokens)
-        hidden = self.input_layernorm(hidden + attended)
-        return self.post_attention_layernorm(hidden + self.mlp(hidden)), cache
-
-
-class OutputNormLayer(nn.Module):
-    """Attention and feed-forward, each normalized after and then added; maybe normalized before, too."""
-
-    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
-        super().__init__()
-        self.input_layernorm = make_norm(spec.input_norm, ranks)
-        self.self_attn = Attention(spec.attention, ranks)
-        self.post_attention_layernorm = make_norm(spec.attention_output_norm, ranks)
-        self.pre_feedforward_layernorm = make_norm(spec.post_attention_norm, ranks)
-        self.mlp = make_mlp(spec.mlp, ranks)
-        self.post_feedforward_layernorm = make_norm(spec.mlp_output_norm, ranks)
-        self.residual_multiplier = spec.residual_multiplier
-
-    def forward(
-        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
-    ) -> tuple[Tensor, KvCache]:
-        """See `Attention.forward`."""
-        attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
-        hidden = hidden + _multiply(self.post_attention_layernorm(attended), self.residual_multiplier)
-        fed_forward = self.mlp(self.pre_feedforward_layernorm(hidden))
-        return hidden + _multiply(self.post_feedforward_layernorm(fed_forward), self.residual_multiplier), cache
-
-
-_MODULES: Final[Mapping[Residual, type[nn.Module]]] = {
-    "sequential": PreNormLayer,
-    "parallel": ParallelLayer,
-    "normalized": NormalizedSumLayer,
+_MODULES: Final[Mapping[type[LayerSpec], Callable[[Any, Ranks], nn.Module]]] = {
+    PreNormSpec: PreNormLayer,
+    OutputNormSpec: OutputNormLayer,
+    PostNormSpec: PostNormLayer,
+    ParallelSpec: ParallelLayer,
 }
 
 
 def make_layer(spec: LayerSpec, ranks: Ranks) -> nn.Module:
-    """Makes the module of a layer: its spec says what is added to what, and where norms are."""
-    module = _MODULES[spec.residual] if spec.attention_output_norm is None else OutputNormLayer
-    return module(spec, ranks)
+    """Makes the module of a layer."""
+    return _MODULES[type(spec)](spec, ranks)
 
 
 #: Builds a layer; called as `make_layer` is.
@@ -151,15 +161,10 @@ class CausalLm(nn.Module):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, *, state: State, kind: StepKind, **where: Tensor
     ) -> tuple[RankLogits, list[Tensor]]:
-        """Runs one step: R rows of T tokens; see `bundle.abi`.
+        """Runs one step: R rows of T tokens, ids and positions int32 [rows, tokens]; see `bundle.abi`.
 
-        Args:
-            input_ids: int32 [rows, tokens].
-            position_ids: int32 [rows, tokens].
-            where: The inputs that say where the tokens are, by their names; see `StepTokens.of_inputs`.
-
-        Returns:
-            Logits after each row's last token, and the new state.
+        `where` has the inputs that say where the tokens are, by name; see `StepTokens.of_inputs`. Returns the logits
+        after each row's last token, and the new state.
         """
         tokens = StepTokens.of_inputs(kind, state[0], position_ids, **where)
         rotations = {
@@ -191,11 +196,6 @@ class CausalLm(nn.Module):
         return None if self.rank_util is None else self.rank_util.rank
 
 
-def _multiply(hidden: Tensor, multiplier: float) -> Tensor:
-    """One adds no operation to the graph."""
-    return hidden if multiplier == 1.0 else hidden * multiplier
-
-
 class _RankUtil(nn.Module):
     """Tells a rank which one it is: int32 [1], from its shard, so that one graph serves all."""
 
@@ -219,12 +219,7 @@ class _Decoder(nn.Module):
         self.project_out = _make_projection(description.output_projection, ranks)
 
     def embed(self, input_ids: Tensor, positions: Tensor, dtype: torch.dtype, rank: Tensor | None) -> Tensor:
-        """The first hidden state, [rows, tokens, hidden_size].
-
-        Args:
-            input_ids: int32 [rows, tokens]; `positions` as well, negative where there is no token.
-            rank: int32 [1]; None at one rank.
-        """
+        """The first hidden state, [rows, tokens, hidden_size]; positions are negative where there is no token."""
         hidden: Tensor = self.project_in(self.embed_norm(self.embed_tokens(input_ids, dtype, rank)))
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(positions.clamp(min=0) + self.first_position, dtype)

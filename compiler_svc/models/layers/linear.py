@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compiler_svc.models.description import EmbeddingSpec, LinearSpec
+import execution.quantized_linear  # noqa: F401 - registers torch.ops.kiln
 from compiler_svc.models.layers.ranks import Ranks
-from compiler_svc.models.parameters import ParameterSpec, WeightFormat
+from compiler_svc.models.parameters import ParameterSpec
+from compiler_svc.models.specs import EmbeddingSpec, LinearSpec
 
 
 class Linear(nn.Module):
@@ -19,21 +20,26 @@ class Linear(nn.Module):
 
     def __init__(self, spec: LinearSpec, ranks: Ranks) -> None:
         super().__init__()
-        assert spec.format is WeightFormat.DENSE, f"{spec.name}: no module computes {spec.format} weights"
         parameters = {one.name.rpartition(".")[2]: make_parameter(one, ranks) for one in spec.parameters()}
-        self.weight, self.bias = parameters["weight"], parameters.get("bias")
+        self.weight, self.bias, self.scale = parameters["weight"], parameters.get("bias"), parameters.get("scale")
         self.ranks = ranks
         self._sums_over_ranks = spec.inputs.is_divided and ranks.tp_degree > 1
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[…, inputs] to […, outputs]; of a divided axis the rank's part."""
-        weight = cast(self.weight, hidden.dtype)
         bias = None if self.bias is None else cast(self.bias, hidden.dtype)
-        if not self._sums_over_ranks:
-            return functional.linear(hidden, weight, bias)
+        if self.scale is None and not self._sums_over_ranks:
+            return functional.linear(hidden, cast(self.weight, hidden.dtype), bias)
         # Every rank holds the whole bias: it is added once, to the sum.
-        total = self.ranks.all_reduce(functional.linear(hidden, weight))
+        total = self._multiply(hidden)
+        total = self.ranks.all_reduce(total) if self._sums_over_ranks else total
         return total if bias is None else total + bias
+
+    def _multiply(self, hidden: Tensor) -> Tensor:
+        if self.scale is None:
+            return functional.linear(hidden, cast(self.weight, hidden.dtype))
+        products: Tensor = torch.ops.kiln.quantized_linear(hidden, self.weight, self.scale)
+        return products
 
 
 class Embedding(nn.Module):
@@ -51,8 +57,7 @@ class Embedding(nn.Module):
     def forward(self, numbers: Tensor, dtype: torch.dtype, rank: Tensor | None = None) -> Tensor:
         """Rows of the table, int32 […], to […, hidden_size].
 
-        Args:
-            rank: int32 [1], which part of the vocabulary is in the table; None unless ranks divide it.
+        `rank`, int32 [1], is which part of the vocabulary is in the table; None unless ranks divide it.
         """
         part = cast(self._look_up(numbers, rank), dtype)
         if self.multiplier != 1.0:

@@ -30,7 +30,6 @@ class RankLogits:
         part: [rows, share] of the vocabulary, in the dtype of the computation; the last shares end in padding where the
             vocabulary does not divide evenly.
         rank: int32 [1], which part it is; None at one rank.
-        vocab_size: Of the whole vocabulary.
     """
 
     part: Tensor
@@ -58,14 +57,10 @@ class RankLogits:
         return mark_invalid(ids.gather(-1, rank)[:, 0], valid)
 
     def sample(self, sampling_params: Tensor, rand: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
-        """Draws one token a row.
+        """Draws one token a row, int32 [rows]; INVALID_ROW where the logits are no numbers.
 
-        Args:
-            sampling_params: As in `execution.sampling.sample`; so are `rand` and `global_topk`.
-            needs_total: Whether rows may have top_k 0, whose probabilities are of the whole vocabulary.
-
-        Returns:
-            int32 [rows]; INVALID_ROW where the logits are no numbers.
+        Other arguments are as in `execution.sampling.sample`; `needs_total` says that rows may have top_k 0, whose
+        probabilities are of the whole vocabulary.
         """
         if self.rank is None or global_topk == 0:
             return sample(self.gather(), sampling_params, rand, global_topk)
@@ -75,12 +70,8 @@ class RankLogits:
         return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
 
     def _take_top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The likeliest tokens of the whole vocabulary, and which rows have numbers.
-
-        Each rank contributes as many as may be needed of it.
-
-        Returns:
-            Logits f32 [rows, count], zeros in invalid rows, ids int32 [rows, count], valid bool [rows, 1].
+        """The likeliest tokens of the whole vocabulary: logits f32 [rows, count], zeros in invalid rows, and ids int32
+        [rows, count]; then which rows have numbers, bool [rows, 1]. Each rank contributes as many as may be needed.
         """
         wide = self._wide_part()
         logits, places = take_top(wide, min(count, wide.shape[-1]))
@@ -94,15 +85,12 @@ class RankLogits:
     def _join(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates of all ranks side by side in rank order: logits f32 and ids int32, [rows, tp_degree * K] each.
 
-        Args:
-            logits: This rank's candidates, f32 [rows, K].
-            places: Where they are in this rank's part, int32 [rows, K].
+        Takes this rank's logits, f32 [rows, K], and their places in its part, int32 [rows, K].
         """
         # One collective could carry the logits' bits as integers, but XLA does not lower such a view.
         return self.ranks.all_gather(logits), self.ranks.all_gather(places + self._first_id())
 
     def _sum_weights(self, largest: Tensor, sampling_params: Tensor, valid: Tensor) -> Tensor:
-        """The whole vocabulary's `sum_weights`."""
         part = sum_weights(torch.where(valid, self._wide_part(), 0.0), largest, sampling_params, self.vocab_size)
         return add_sums(self.ranks.all_gather(carry_sums(part)), self.ranks.tp_degree)
 

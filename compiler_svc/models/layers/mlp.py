@@ -9,9 +9,9 @@ from typing import Final
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compiler_svc.models.description import MlpSpec
 from compiler_svc.models.layers.linear import Linear
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.specs import FeedForwardSpec, MlpSpec
 
 #: By Hugging Face's names; `decoder_config.HIDDEN_ACTS` lists them without torch.
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
@@ -57,6 +57,6 @@ class PlainMlp(nn.Module):
         return activated
 
 
-def make_mlp(spec: MlpSpec, ranks: Ranks) -> nn.Module:
+def make_feed_forward(spec: FeedForwardSpec, ranks: Ranks) -> nn.Module:
     """Makes the module of a feed-forward layer."""
     return PlainMlp(spec, ranks) if spec.gate is None else GatedMlp(spec, ranks)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.description import NormSpec
 from compiler_svc.models.layers.linear import cast, make_parameter
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.specs import LayerNormSpec, NormSpec, RmsNormSpec
 
 
 class RmsNorm(nn.Module):
-    """Root mean square normalization over the last axis, in float32.
+    """Root mean square normalization over the last axis, in float32; over the parts of all ranks if they divide it."""
 
-    If ranks divide the axis, the root is of all parts, and each rank scales its own.
-    """
-
-    def __init__(self, spec: NormSpec, ranks: Ranks) -> None:
+    def __init__(self, spec: RmsNormSpec, ranks: Ranks) -> None:
         super().__init__()
         (scale,) = spec.parameters()
         self.eps, self.offset, self.rounds_last = spec.eps, spec.offset, spec.rounds_last
@@ -48,10 +45,9 @@ class LayerNorm(nn.Module):
     If each head has scales of its own, the axis before the last one holds the rank's heads.
     """
 
-    def __init__(self, spec: NormSpec, ranks: Ranks) -> None:
+    def __init__(self, spec: LayerNormSpec, ranks: Ranks) -> None:
         super().__init__()
         assert not spec.axis.is_divided, f"{spec.name}: ranks normalize whole axes"
-        assert not spec.offset, f"{spec.name}: scales have no offset"
         self.eps = spec.eps
         parameters = {one.name.rpartition(".")[2]: make_parameter(one, ranks) for one in spec.parameters()}
         self.weight, self.bias = parameters.get("weight"), parameters.get("bias")
@@ -72,4 +68,4 @@ def make_norm(spec: NormSpec | None, ranks: Ranks) -> nn.Module:
     """Makes the module of a norm, or one that changes nothing if there is no norm."""
     if spec is None:
         return nn.Identity()
-    return LayerNorm(spec, ranks) if spec.is_centered else RmsNorm(spec, ranks)
+    return RmsNorm(spec, ranks) if isinstance(spec, RmsNormSpec) else LayerNorm(spec, ranks)

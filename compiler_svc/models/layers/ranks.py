@@ -12,11 +12,9 @@ import execution.collectives.operators  # noqa: F401 - registers torch.ops.kiln
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Tensor-parallel ranks, as the modules of one of them see the others.
+    """Tensor-parallel ranks, as the modules of one of them see the others; one alone adds no collective to the graph.
 
-    Attributes:
-        tp_degree: How many there are; one adds no collective to the graph.
-        reduce_dtype: Dtype that partial results are summed in; None: the dtype they have.
+    Partial results are summed in `reduce_dtype`; None: in the dtype they have.
     """
 
     tp_degree: int
@@ -33,9 +31,7 @@ class Ranks:
         return total.to(partial.dtype)
 
     def sum_exactly(self, partial: Tensor) -> Tensor:
-        """As `all_reduce`, in the dtype of the tensors whatever `reduce_dtype` is: for numbers that all others depend
-        on.
-        """
+        """As `all_reduce`, but in the tensors' dtype whatever `reduce_dtype` is: for what all else depends on."""
         total: Tensor = partial if self.tp_degree == 1 else torch.ops.kiln.all_reduce(partial, self.tp_degree)
         return total
 

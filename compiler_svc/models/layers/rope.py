@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.description import RopeSpec
 from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.rope_config import (
     DynamicRope,
@@ -19,6 +18,7 @@ from compiler_svc.models.rope_config import (
     YarnRope,
 )
 from compiler_svc.models.sources import RopeSource
+from compiler_svc.models.specs import RopeSpec
 
 
 def compute_frequencies(source: RopeSource) -> Tensor:
@@ -62,16 +62,13 @@ class RotaryEmbedding(nn.Module):
             self.register_parameter(parameter.name.rpartition(".")[2], values)
 
     def forward(self, position_ids: Tensor, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Computes the rotation of every token.
+        """Computes cosines and sines [rows, tokens, rotary_dim] in `dtype`, or in float32 if heads are rotated in it.
 
         Args:
             position_ids: int32 [rows, tokens].
             lengths: int32 [rows, tokens], or [rows, 1]: tokens of the sequence with which each is computed; see
                 `StepTokens.lengths`. Kinds whose frequencies depend on the length take each row's own, as if it were
                 alone in the batch.
-
-        Returns:
-            Cosines and sines [rows, tokens, rotary_dim], in `dtype`, or float32 if heads are rotated in it.
         """
         angles = position_ids[..., None].float() * self._frequencies(lengths)
         angles = torch.cat((angles, angles), dim=-1)
@@ -102,9 +99,7 @@ class RotaryEmbedding(nn.Module):
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates dimensions of each head: of the first `rotary_dim` ones the first half against the second.
 
-    Args:
-        heads: [rows, tokens, heads, head_dim].
-        cos: [rows, tokens, rotary_dim]; `sin` as well.
+    Heads are [rows, tokens, heads, head_dim], cosines and sines [rows, tokens, rotary_dim].
     """
     rotary_dim = cos.shape[-1]
     if rotary_dim < heads.shape[-1]:

@@ -13,10 +13,8 @@ from torch import Tensor
 class StepKind:
     """What is the same in all steps of an executable.
 
-    Attributes:
-        reads_cache: Whether rows continue sequences in the KV cache. Otherwise each row begins one.
-        max_context: Positions that a row may have. Targets that cannot stop at a row's last one read as many.
-        padding_side: Where rows of several tokens are padded.
+    If it `reads_cache`, rows continue sequences in the KV cache; otherwise each row begins one. `max_context` is
+    positions that a row may have: targets that cannot stop at a row's last one read as many.
     """
 
     reads_cache: bool
@@ -57,11 +55,7 @@ class StepTokens:
         prompt_lens: Tensor | None = None,
         live_rows: Tensor | None = None,
     ) -> StepTokens:
-        """Finds the tokens in the inputs of an executable; see `bundle.abi.inputs`.
-
-        Args:
-            cache: Any tensor of the KV cache; its shape counts.
-        """
+        """Finds the tokens in an executable's inputs (`bundle.abi.inputs`). `cache` is any tensor of the KV cache."""
         rows, width = position_ids.shape
         columns = torch.arange(width, dtype=torch.int32, device=position_ids.device)
         num_blocks, block_tokens = cache.shape[0], cache.shape[2]

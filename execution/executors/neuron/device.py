@@ -55,13 +55,7 @@ class NeuronDevice:
     """libnrt, initialized for the one logical core of this process. Use `open_device`."""
 
     def __init__(self, target: Target) -> None:
-        """Initializes the library, which takes the core until the process ends.
-
-        Raises:
-            NeuronLibraryMissing: There is no libnrt, or it lacks a call.
-            DeviceUnsuitable: The bundle is for another kind of cores, or the host has too few.
-            DeviceBusy: Another process has the core.
-        """
+        """Initializes the library, which takes the core until the process ends."""
         self._library = open_library()
         _require_core_size(target)
         # libnrt reads them when it is initialized or loads a NEFF.
@@ -78,11 +72,7 @@ class NeuronDevice:
         atexit.register(self._library.nrt_close)
 
     def require_target(self, target: Target) -> None:
-        """Checks that a bundle is for the core as it was initialized.
-
-        Raises:
-            DeviceUnsuitable: It is for another kind or size of logical cores.
-        """
+        """Checks that a bundle is for the core as it was initialized."""
         self._require_kind(target)
         _require_core_size(target)
 
@@ -99,22 +89,13 @@ class NeuronDevice:
         return stats
 
     def require_memory(self, what: str, needed_bytes: int) -> None:
-        """Checks that the core has memory for something, before a part of it is allocated.
-
-        Raises:
-            DeviceMemoryShort: It has not.
-        """
+        """Checks that the core has memory for something, before a part of it is allocated."""
         free_bytes = self.free_bytes
         if needed_bytes > free_bytes:
             raise DeviceMemoryShort(what, needed_bytes, free_bytes)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Makes a call that returns a status.
-
-        Raises:
-            DeviceMemoryShort, DeviceBusy, DeviceUnsuitable, DeviceHung, DeviceBroken, DeviceCallFailed: The status is
-                not success; see `execution.executors.neuron.status`.
-        """
+        """Makes a call that returns a status."""
         code = self.call_for_status(name, *arguments)
         if code:
             self.raise_status(name, code)
@@ -178,11 +159,7 @@ class DeviceTensor:
     """A piece of the core's memory."""
 
     def __init__(self, device: NeuronDevice, name: str, size_bytes: int) -> None:
-        """Allocates memory, which is not cleared.
-
-        Raises:
-            DeviceMemoryShort: The core has no memory for it.
-        """
+        """Allocates memory, which is not cleared."""
         self.size_bytes = size_bytes
         self.handle = ctypes.c_void_p()
         self._device = device
@@ -238,10 +215,6 @@ def open_device(target: Target) -> NeuronDevice:
     """Returns the device of this process; initializes it at the first call, which a rank makes after its fork.
 
     libnrt cannot be initialized anew once it was closed, so the device stays until the process ends.
-
-    Raises:
-        DeviceUnsuitable: The bundle is for other cores.
-        ExecutionError: See `NeuronDevice`.
     """
     global _opened  # noqa: PLW0603 - the library's state is the process's
     with _opening:

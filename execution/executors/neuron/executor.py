@@ -26,11 +26,7 @@ _Sets = dict[str, tuple[TensorSet, TensorSet]]
 def load_neuron_executor(
     manifest: Manifest, rank: int, blob_path: Callable[[str], Path], on_loaded: Callable[[str], None]
 ) -> Executor:
-    """Loads a rank; see `execution.executors.executor.load_executor`.
-
-    Raises:
-        NeuronLibraryMissing, DeviceUnsuitable, DeviceBusy, DeviceMemoryShort: See `execution.device_errors`.
-    """
+    """Loads a rank; see `execution.executors.executor.load_executor`."""
     return NeuronExecutor(open_device(manifest.target), manifest, rank, blob_path, on_loaded)
 
 
@@ -74,11 +70,7 @@ class NeuronExecutor:
         return self._state.size_bytes
 
     def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Runs one executable once.
-
-        Raises:
-            DeviceHung, DeviceBroken: The core cannot go on, so the group of ranks must end.
-        """
+        """Runs one executable once."""
         executable = self._arguments.executable(tag)
         arguments = self._arguments.order(executable, inputs)
         if not self._weights.is_complete:
@@ -86,12 +78,7 @@ class NeuronExecutor:
         return self._programs[executable.blob].run(arguments, self._sets[executable.blob])
 
     def stage_weights(self, path: Path) -> None:
-        """Writes other weights beside those in use.
-
-        Raises:
-            WeightsInvalid: The file does not fit. The weights in use and those staged before stay.
-            DeviceMemoryShort: The core has no memory for both.
-        """
+        """Writes other weights beside those in use."""
         mapped = self._weights.map(path)
         # First, so that the core never holds three.
         self.discard_staged()
@@ -174,18 +161,9 @@ class NeuronExecutor:
 
 
 class DeviceState:
-    """The state of one rank on its core; see `execution.executors.state.RankState`.
-
-    Attributes:
-        tensors: The tensors, by name. All programs have them as inputs and as outputs.
-    """
+    """See `execution.executors.state.RankState`. All programs have its tensors as inputs and as outputs."""
 
     def __init__(self, device: NeuronDevice, manifest: Manifest) -> None:
-        """Allocates and zeroes the tensors.
-
-        Raises:
-            DeviceMemoryShort: The core has no memory for all of them.
-        """
         self._specs: dict[str, StateTensor] = {spec.name: spec for spec in manifest.state.tensors}
         self._num_rows = manifest.state.num_rows
         self.tensors: dict[str, DeviceTensor] = {}
@@ -204,11 +182,7 @@ class DeviceState:
         return sum(tensor.size_bytes for tensor in self.tensors.values())
 
     def zero(self, slots: Sequence[int] | None) -> int:
-        """Zeroes the given slots or blocks, or all for None; returns the bytes written.
-
-        Raises:
-            SlotUnknown: There is no such slot. Nothing is written then.
-        """
+        """Zeroes the given slots or blocks, or all for None; returns the bytes written."""
         if slots is None:
             for tensor in self.tensors.values():
                 tensor.zero(0, tensor.size_bytes)
@@ -261,7 +235,6 @@ def _free(sets: _Sets) -> None:
 
 
 def _require_bindings(manifest: Manifest) -> None:
-    """Checks that every constant is bound to a tensor of a weight set."""
     held = {
         (weight_set.name, tensor.name)
         for weight_set in manifest.weight_sets

@@ -23,12 +23,7 @@ _CALL = "nrt_get_total_vnc_count"
 
 
 def count_cores() -> int:
-    """Counts the logical cores of this host, of the size that NEURON_LOGICAL_NC_CONFIG says.
-
-    Raises:
-        NeuronLibraryMissing: There is no libnrt, or it lacks a call.
-        DeviceCallFailed: The library cannot tell, as without a driver.
-    """
+    """Counts the logical cores of this host, of the size that NEURON_LOGICAL_NC_CONFIG says."""
     total = ctypes.c_uint32()
     code = open_library().nrt_get_total_vnc_count(ctypes.byref(total))
     if code:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bundle.environment import inherit
 from bundle.errors import KilnError
+from bundle.host.environment import inherit
 from bundle.manifest import Target
 from execution.device_errors import DeviceBusy, DeviceCallFailed, DeviceUnsuitable, NeuronLibraryMissing
 from execution.executors.neuron.device import LOGICAL_CORE_SIZE, VISIBLE_CORES, open_device
@@ -30,11 +30,7 @@ _READ_KERNEL_LOG: Final = "sudo dmesg | grep -i neuron | tail"
 
 
 def inspect_driver(root: Path) -> Finding:
-    """Looks for the device files, and for the kernel module that makes them.
-
-    Args:
-        root: Stands for `/`.
-    """
+    """Looks for the device files, and for the kernel module that makes them."""
     files = sorted(root.glob("dev/neuron[0-9]*"))
     module = root / "sys/module/neuron"
     version_file = module / "version"

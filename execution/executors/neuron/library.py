@@ -96,11 +96,7 @@ VOID_CALLS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 
 
 def open_library() -> ctypes.CDLL:
-    """Opens libnrt and declares the calls. They run without the interpreter's lock.
-
-    Raises:
-        NeuronLibraryMissing: The library is not installed, or lacks a call.
-    """
+    """Opens libnrt and declares the calls. They run without the interpreter's lock."""
     library = find_library()
     for calls, result in ((STATUS_CALLS, c_int), (VOID_CALLS, None)):
         for name, arguments in calls.items():
@@ -113,11 +109,7 @@ def open_library() -> ctypes.CDLL:
 
 
 def find_library() -> ctypes.CDLL:
-    """Loads libnrt without declaring its calls.
-
-    Raises:
-        NeuronLibraryMissing: The library is not installed.
-    """
+    """Loads libnrt without declaring its calls."""
     for name in LIBRARIES:
         try:
             return ctypes.CDLL(name)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bundle.abi.neff import NeffProgram
-from bundle.abi.tensor import DType
+from bundle.abi.tensor import DTYPES, DType
 from bundle.errors import NeffInvalid
 from bundle.manifest import Executable, Manifest, Target
 from bundle.neff import check_neff
@@ -28,15 +28,11 @@ from execution.executors.neuron.status import Consequence, describe_status
 
 logger = logging.getLogger(__name__)
 
-#: `nrt_dtype_t` of the dtypes of the ABI (nrt.h).
-NRT_DTYPES: Final[Mapping[DType, int]] = {"float32": 0xA, "bfloat16": 0x6, "float16": 0x7, "int32": 0x8}
 #: `vnc_count` of a NEFF that runs on one logical core.
 _ONE_CORE: Final = 1
 
 
 class _Form(NamedTuple):
-    """What a NEFF says of one of its tensors."""
-
     is_input: bool
     dtype: int
     shape: tuple[int, ...]
@@ -46,12 +42,6 @@ class NeffOnCore:
     """A loaded NEFF with memory for its inputs and outputs; weights and state are its callers'."""
 
     def __init__(self, device: NeuronDevice, executable: Executable, path: Path, manifest: Manifest, rank: int) -> None:
-        """Reads the NEFF from a file, loads it onto the core and compares its tensors with the manifest's.
-
-        Raises:
-            ExecutableInvalid: The file is no NEFF, one for other cores, or not the one that the manifest describes.
-            DeviceMemoryShort: The core has no memory for it.
-        """
         program = _require_map(executable, manifest)
         self._device = device
         self._executable = executable
@@ -78,12 +68,7 @@ class NeffOnCore:
     def bind(
         self, weights: Mapping[tuple[str, str], DeviceTensor], state: Mapping[str, DeviceTensor]
     ) -> tuple[TensorSet, TensorSet]:
-        """Makes the sets of inputs and outputs with these weights and this state.
-
-        Args:
-            weights: By weight set and name.
-            state: By name.
-        """
+        """Makes the sets of inputs and outputs with these weights and this state."""
         constants = {one.name: weights[one.weight_set, one.tensor] for one in self._executable.constants}
         taken = {"input": self._inputs, "weight": constants, "state": state}
         given = {"output": self._outputs, "state": state}
@@ -96,19 +81,7 @@ class NeffOnCore:
         return inputs, outputs
 
     def run(self, arguments: Sequence[Tensor], sets: tuple[TensorSet, TensorSet]) -> dict[str, Tensor]:
-        """Runs the NEFF once.
-
-        Args:
-            arguments: The manifest's inputs, in its order, contiguous.
-            sets: What `bind` returned.
-
-        Returns:
-            The manifest's outputs, by name; new tensors.
-
-        Raises:
-            StepFailed: The step failed; the core can go on.
-            DeviceHung, DeviceBroken: The core cannot go on.
-        """
+        """Runs the NEFF once on the manifest's inputs, in its order, contiguous; returns new tensors by name."""
         try:
             return self._run(arguments, sets)
         except RankLost:
@@ -176,12 +149,11 @@ class NeffOnCore:
         return tensor
 
     def _check_tensors(self, program: NeffProgram) -> None:
-        """Compares the tensors that the NEFF has with those of the manifest's map."""
         described = {
-            one.name: _Form(is_input=True, dtype=NRT_DTYPES[one.dtype], shape=one.shape) for one in program.inputs
+            one.name: _Form(is_input=True, dtype=DTYPES[one.dtype].nrt, shape=one.shape) for one in program.inputs
         }
         described |= {
-            one.name: _Form(is_input=False, dtype=NRT_DTYPES[one.dtype], shape=one.shape) for one in program.outputs
+            one.name: _Form(is_input=False, dtype=DTYPES[one.dtype].nrt, shape=one.shape) for one in program.outputs
         }
         held = self._read_tensors()
         for name in sorted(held.keys() | described.keys()):
@@ -209,7 +181,6 @@ def count_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
 
 
 def _require_map(executable: Executable, manifest: Manifest) -> NeffProgram:
-    """Returns the map of a NEFF's tensors if it fits the rest of the manifest."""
     program = executable.neff
     if program is None:
         raise ExecutableInvalid(executable.tag, "the manifest has no map of the NEFF's tensors")
@@ -225,5 +196,5 @@ def _require_map(executable: Executable, manifest: Manifest) -> NeffProgram:
 def _describe(form: _Form | None) -> str:
     if form is None:
         return "nothing"
-    dtype = next((name for name, code in NRT_DTYPES.items() if code == form.dtype), f"dtype {form.dtype:#x}")
+    dtype = next((name for name, item in DTYPES.items() if item.nrt == form.dtype), f"dtype {form.dtype:#x}")
     return f"{'input' if form.is_input else 'output'} {dtype} {list(form.shape)}"

@@ -33,11 +33,7 @@ class Consequence(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A status.
-
-    Attributes:
-        name: Its name in nrt_status.h.
-    """
+    """A status; its name is that in nrt_status.h."""
 
     name: str
     consequence: Consequence

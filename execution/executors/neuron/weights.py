@@ -19,17 +19,11 @@ _Weights = dict[tuple[str, str], DeviceTensor]
 class DeviceWeights:
     """One rank's weights on its core: those in use and, if a swap is prepared, those staged to replace them.
 
-    Attributes:
-        active: Tensors in use, by weight set and name; sets that came without a file are missing until a swap.
+    `active` has those in use, by weight set and name; sets that came without a file are missing until a swap.
     """
 
     def __init__(self, device: NeuronDevice, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
-        """Writes every weight set to the core, straight from the pages of its file.
-
-        Raises:
-            WeightsInvalid: A file does not fit the manifest.
-            DeviceMemoryShort: The core has no memory for them.
-        """
+        """Writes every weight set to the core, straight from the pages of its file."""
         self._device = device
         self._shards = {
             weight_set.name: next(shard for shard in weight_set.shards if shard.rank == rank)
@@ -56,29 +50,17 @@ class DeviceWeights:
         return sum(tensor.size_bytes for tensor in self.active.values())
 
     def map(self, path: Path) -> Mapping[str, Tensor]:
-        """Maps other model weights from their file.
-
-        Raises:
-            WeightsInvalid: The file does not fit.
-        """
+        """Maps other model weights from their file."""
         return map_weights(path, self._shards[MODEL_WEIGHTS])
 
     def stage(self, mapped: Mapping[str, Tensor]) -> Mapping[tuple[str, str], DeviceTensor]:
-        """Writes what `map` returned to the core; returns the tensors that a swap would put in use.
-
-        Raises:
-            DeviceMemoryShort: The core has no memory for them beside those in use. Nothing is staged then.
-        """
+        """Writes what `map` returned to the core; returns the tensors that a swap would put in use."""
         self.discard_staged()
         self._staged = self._upload(MODEL_WEIGHTS, mapped)
         return self.active | self._staged
 
     def swap(self) -> None:
-        """Puts the staged weights in use, and frees those that they replace.
-
-        Raises:
-            WeightsNotStaged: Nothing is staged.
-        """
+        """Puts the staged weights in use, and frees those that they replace."""
         if self._staged is None:
             raise WeightsNotStaged
         replaced = [self.active[key] for key in self._staged if key in self.active]

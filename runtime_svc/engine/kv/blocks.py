@@ -2,10 +2,8 @@
 
 A full block is known by a key: a hash over its tokens and all before them. A request finds blocks by the keys of its
 own tokens and holds them without a copy, also while other requests hold them: nothing writes a full block again. Blocks
-that no request holds keep what they contain until their room is needed; those unused for longest go first.
-
-Without prefix caching only the sequences of one call find each other's blocks, because a key of that call is part of
-all keys of theirs.
+that no request holds keep what they contain until their room is needed; those unused for longest go first. Without
+prefix caching, a key of the call is part of all keys, so only the sequences of one call find each other's blocks.
 
 A session keeps the blocks of its last request, whose last one may be part full. Its next request continues them at any
 position that it may write: in a block with a key it may not, so that it goes back to the beginning of that block.
@@ -27,13 +25,7 @@ from runtime_svc.engine.request import Request, Session
 
 @dataclass(slots=True)
 class _Chain:
-    """Keys of a request's full blocks, as far as they have been asked for: a plan asks for those of all that wait.
-
-    Attributes:
-        num_resets: Resets before it began, which its root depends on.
-        root: Where it begins: requests with other roots share nothing.
-        keys: One for each of the first blocks.
-    """
+    """Keys of a request's full blocks, as far as they have been asked for: a plan asks for those of all that wait."""
 
     num_resets: int
     root: bytes
@@ -41,11 +33,7 @@ class _Chain:
 
     @classmethod
     def begin(cls, share: bytes, num_resets: int, prompt_class: int) -> _Chain:
-        """Begins the chain of a request; those of other classes of prompts have other keys in the ranks.
-
-        Args:
-            share: The same for all requests that may share blocks with it.
-        """
+        """Begins the chain of a request; `share` is the same for all requests that may share blocks with it."""
         salt, person = num_resets.to_bytes(16, "little"), prompt_class.to_bytes(16, "little")
         root = hashlib.blake2b(share, digest_size=32, salt=salt, person=person).digest()
         return cls(num_resets, root)
@@ -61,13 +49,7 @@ class _Chain:
 
 @dataclass(slots=True)
 class _Holding:
-    """What a request holds, or a session between its requests.
-
-    Attributes:
-        chain: Of its keys.
-        placement: Its blocks.
-        num_full: Its first blocks that are full of computed tokens.
-    """
+    """What a request, or a session between requests, holds; the first `num_full` blocks are full of computed tokens."""
 
     chain: _Chain
     placement: Placement
@@ -84,12 +66,7 @@ class BlockManager:
     def __init__(
         self, num_blocks: int, block_tokens: int, *, caches_prefixes: bool, keeper: SessionKeeper | None = None
     ) -> None:
-        """Starts with every block free; each has room for `block_tokens` tokens.
-
-        Args:
-            caches_prefixes: Let requests find blocks that any others have computed, not those of their call only.
-            keeper: Says what sessions continue, and which prompts may share blocks.
-        """
+        """Starts with every block free; unless `caches_prefixes`, requests find only blocks of their own call."""
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.caches_prefixes = caches_prefixes
@@ -277,7 +254,6 @@ class BlockManager:
         return bool(self._kept) and num_missing <= self.num_blocks - len(self._list_used() | {*reused})
 
     def _list_used(self) -> set[int]:
-        """Lists the blocks that requests hold."""
         return {block for holding in self._held.values() for block in holding.placement.blocks}
 
     def _let_go(self, blocks: Sequence[int]) -> None:

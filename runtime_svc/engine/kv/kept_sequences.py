@@ -12,13 +12,10 @@ from runtime_svc.engine.request import Request, Session
 def find_continuation(num_written: int, num_common: int, *, rewind_limit: int | None = None) -> int:
     """Returns behind how many tokens of a session a request goes on; 0 computes all of its prompt.
 
-    Every KV manager asks here, and may only take less.
-
-    Args:
-        num_written: Positions that steps of the session's last request may have written.
-        num_common: The first tokens of the session that the cache keeps and that the request begins with.
-        rewind_limit: How many of the newest positions may be given up, because the cache still has what those before
-            them attend to; None for any number.
+    Every KV manager asks here, and may only take less. Steps of the session's last request may have written
+    `num_written` positions; the request begins with the first `num_common` tokens that the cache keeps. The newest
+    `rewind_limit` positions may be given up, because the cache still has what those before them attend to; None for any
+    number.
     """
     if rewind_limit is not None and num_written - num_common > rewind_limit:
         return 0
@@ -28,8 +25,7 @@ def find_continuation(num_written: int, num_common: int, *, rewind_limit: int | 
 def choose_evicted(kept: Iterable[Session]) -> Session:
     """Chooses whose part of the cache makes room: the first session, but one that a request waits for only if all are.
 
-    Args:
-        kept: Sessions that the cache keeps something for, those unused for longest first; at least one.
+    There is at least one session in `kept`, and those unused for longest come first.
     """
     sessions = [*kept]
     return next((session for session in sessions if session.user is None), sessions[0])
@@ -37,12 +33,7 @@ def choose_evicted(kept: Iterable[Session]) -> Session:
 
 @dataclass(frozen=True, slots=True)
 class SessionKeeper:
-    """Says what sessions keep, by what the cache of a deployment can continue.
-
-    Attributes:
-        rewind_limit: See `find_continuation`.
-        prompt_lengths: How keys depend on the length of the prompt; None if they do not.
-    """
+    """Says what sessions keep, by what the cache of a deployment can continue; see `find_continuation`."""
 
     rewind_limit: int | None = None
     prompt_lengths: PromptLengths | None = None

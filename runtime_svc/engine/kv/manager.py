@@ -11,11 +11,9 @@ from runtime_svc.engine.request import Request, Session
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where the KV cache holds the keys and values of one request.
+    """Where the KV cache holds the keys and values of one request: its blocks, in the order of their positions.
 
-    Attributes:
-        blocks: Blocks of the cache, in order of the positions that they hold. In the contiguous cache a request has
-            one block, its slot, which holds every position.
+    In the contiguous cache a request has one block, its slot, which holds every position.
     """
 
     blocks: tuple[int, ...]

@@ -17,11 +17,6 @@ class SlotManager:
     """
 
     def __init__(self, num_slots: int, slot_tokens: int, keeper: SessionKeeper | None = None) -> None:
-        """Starts with every slot free; each has room for `slot_tokens` tokens.
-
-        Args:
-            keeper: Says what sessions continue.
-        """
         self._keeper = keeper or SessionKeeper()
         self.block_tokens = slot_tokens
         # A slot has one owner.

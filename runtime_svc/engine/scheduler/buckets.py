@@ -1,4 +1,7 @@
-"""Which executable fits: static shapes against token counts."""
+"""Which executable fits: static shapes against token counts, cached ones included.
+
+The rules for cached prefixes are those of NxD Inference's feature guide.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,38 @@ from bundle.abi.submodels import SubmodelName
 from bundle.errors import ManifestInvalid
 from bundle.manifest import Executable, Manifest
 from runtime_svc.engine.scheduler.plan import ScheduledRow
-from runtime_svc.engine.scheduler.prefix_buckets import Bucket, CachedPrompt, choose_prefill
-from runtime_svc.errors import BucketExceeded
 
 #: Besides its tokens, a step costs about as much time as so many tokens of a prompt: on cpu it reads all weights.
 STEP_TOKENS: Final = 16
+#: Prompts of this many tokens in all, cached or not, are computed whole if a bucket of the upper bound exists:
+#: NxD Inference found that faster than to fetch a short prefix.
+WHOLE_PROMPTS: Final = range(257, 513)
+
+#: (tokens to compute, cached tokens) of a row.
+Bucket = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A prompt whose first `num_cached` tokens are in the KV cache; `num_active`, at least 1, are not."""
+
+    num_active: int
+    num_cached: int
+
+
+class PrefillChoice(NamedTuple):
+    """A bucket for prompts, which is (tokens to compute, cached tokens) of a row.
+
+    The bucket has room for `num_moved` tokens at the end of each prompt's cached prefix: they are computed again, and
+    their keys and values are not written.
+    """
+
+    bucket: Bucket
+    num_moved: tuple[int, ...]
 
 
 class ContextChoice(NamedTuple):
-    """An executable for prompts.
-
-    Attributes:
-        executable: It takes all of the prompts.
-        num_moved: Of each prompt, tokens at the end of its cached prefix that are computed again.
-    """
+    """An executable that takes all of the prompts; `num_moved` is that of `PrefillChoice`."""
 
     executable: Executable
     num_moved: tuple[int, ...]
@@ -35,11 +56,9 @@ class BucketTable:
     """Executables by submodel, smallest bucket first.
 
     Attributes:
-        context_encoding: Executables for prompts.
         token_generation: Executables for one token a row; those of fewer rows first.
         packs_rows: Whether requests take the first rows of a step. Otherwise each takes the row of its slot, because
             executables of earlier releases read no other slot.
-        max_sequences: Sequences that may run at once.
         rooms: Executables for prompts by what a row has room for: (tokens to compute, cached tokens).
     """
 
@@ -51,11 +70,7 @@ class BucketTable:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> BucketTable:
-        """The executables of a bundle.
-
-        Raises:
-            ManifestInvalid: The executables do not cover the limits that the manifest states.
-        """
+        """The executables of a bundle."""
         limits = manifest.limits
         context = _executables_of(manifest, "context_encoding", batch_size=limits.ctx_batch_size)
         token = _executables_of(manifest, "token_generation", batch_size=limits.tkg_batch_size)
@@ -125,15 +140,9 @@ class BucketTable:
         return [width for width in widths if width <= max_tokens] or widths[:1]
 
     def for_prompts(self, prompts: Sequence[CachedPrompt]) -> ContextChoice | None:
-        """Finds the executable for prompts whose beginnings are in the KV cache, by the rule of `choose_prefill`.
+        """Finds the executable for prompts, a row each, by the rule of `choose_prefill`; None if none takes them.
 
         If cached prefixes are longer than it takes, a wider one takes more of them as tokens to compute.
-
-        Args:
-            prompts: One or more, a row each.
-
-        Returns:
-            None if no executable takes them.
         """
         if not any(prompt.num_cached for prompt in prompts):
             needed = max(prompt.num_active for prompt in prompts)
@@ -142,9 +151,8 @@ class BucketTable:
         rooms = self._list_rooms(num_cached=1)
         for narrowest in sorted({width for width, _ in rooms}):
             buckets = [bucket for bucket in rooms if bucket[0] >= narrowest]
-            try:
-                choice = choose_prefill(buckets, prompts)
-            except BucketExceeded:
+            choice = choose_prefill(buckets, prompts)
+            if choice is None:
                 continue
             executable = self.rooms[choice.bucket]
             # A row that reads the whole cache gains nothing by computing some of it again.
@@ -159,11 +167,7 @@ class BucketTable:
         return choice.executable.batch_size * choice.executable.bucket[0]
 
     def for_tokens(self, rows: Sequence[ScheduledRow]) -> Executable:
-        """Finds the token_generation executable of the fewest rows, then the fewest positions, that has room.
-
-        Args:
-            rows: One or more, of one token each.
-        """
+        """Finds the token_generation executable of the fewest rows, then the fewest positions, that has room."""
         # Loops: every step comes here, twice with async scheduling, and each comprehension would be a call.
         last_row = position = 0
         for row in rows:
@@ -197,3 +201,24 @@ def _executables_of(manifest: Manifest, submodel: SubmodelName, *, batch_size: i
     if largest.batch_size != batch_size:
         raise ManifestInvalid(f"{largest.tag} has {largest.batch_size} rows; the limits say {batch_size}")
     return tuple(executables)
+
+
+def choose_prefill(buckets: Sequence[Bucket], prompts: Sequence[CachedPrompt]) -> PrefillChoice | None:
+    """Chooses the bucket of a context_encoding step over cached prefixes; None if no bucket is large enough.
+
+    The smallest number of tokens to compute that holds the largest active part; then, with as much of the prefixes
+    moved into what that leaves free, the smallest number of cached tokens that holds the rest of every prefix. An exact
+    fit fits.
+    """
+    longest = max(prompt.num_active + prompt.num_cached for prompt in prompts)
+    whole = (WHOLE_PROMPTS[-1], 0)
+    if longest in WHOLE_PROMPTS and whole in buckets:
+        return PrefillChoice(whole, tuple(prompt.num_cached for prompt in prompts))
+    needed = max(prompt.num_active for prompt in prompts)
+    width = min((width for width, _ in buckets if width >= needed), default=None)
+    if width is None:
+        return None
+    num_moved = tuple(min(prompt.num_cached, width - prompt.num_active) for prompt in prompts)
+    left = max(prompt.num_cached - moved for prompt, moved in zip(prompts, num_moved, strict=True))
+    depth = min((depth for width_, depth in buckets if width_ == width and depth >= left), default=None)
+    return None if depth is None else PrefillChoice((width, depth), num_moved)

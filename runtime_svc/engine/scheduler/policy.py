@@ -4,48 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 from bundle.abi.submodels import SUBMODELS
 from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.manager import KvManager, Placement
 from runtime_svc.engine.request import Request
-from runtime_svc.engine.scheduler.buckets import STEP_TOKENS, BucketTable
+from runtime_svc.engine.scheduler.buckets import STEP_TOKENS, BucketTable, CachedPrompt
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
-from runtime_svc.engine.scheduler.prefix_buckets import CachedPrompt
 
 #: Weight of the newest step in the time of its size.
 _SMOOTHING: Final = 0.5
 #: Steps of prompts for which a measured time counts: what was slow once is tried again.
 _MEMORY_STEPS: Final = 100
-
-
-class Policy(Protocol):
-    """Picks rows, token counts and the executable of a step."""
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of a prompt that a step computes while sequences wait for their next token."""
-
-    def observe(self, plan: StepPlan, duration_s: float) -> None:
-        """Takes in how long the ranks took for a step."""
-
-    def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
-        """Plans the next step, while none is in flight.
-
-        Every request lacks `num_tokens - num_computed_tokens` tokens in the KV cache, at least one. A policy plans all
-        of them or the first of them, behind those that the cache turns out to hold. It skips requests that are paused.
-
-        Args:
-            running: Requests that have been planned before, oldest first.
-            waiting: Requests that may start, oldest first.
-            kv: Makes room for the tokens of a request that the step computes. If the step can give several tokens, it
-                computes all of them but the last. The policy plans every request that it reserves room for and that
-                held none.
-
-        Returns:
-            The step; None if no request can run, or if a running one lacks room.
-        """
 
 
 class ChunkSize:
@@ -58,7 +29,6 @@ class ChunkSize:
     """
 
     def __init__(self, buckets: BucketTable, limits: ChunkLimits) -> None:
-        """Starts with no step measured."""
         self._sizes = buckets.list_chunk_tokens(limits.max_tokens)
         self._skips_padding = buckets.skips_padding
         self._target_s = limits.target_s
@@ -119,38 +89,31 @@ class AlternatingSteps:
     """
 
     def __init__(self, buckets: BucketTable, chunks: ChunkLimits) -> None:
-        """Starts with no step planned.
-
-        Args:
-            buckets: Executables to choose from.
-            chunks: How long sequences may wait for a context_encoding step between two of their tokens.
-        """
         self._buckets = buckets
-        self._chunk_size = ChunkSize(buckets, chunks)
+        self.chunk_size = ChunkSize(buckets, chunks)
         self._max_tokens = chunks.max_tokens
         # What the context_encoding steps behind the newest token_generation step cost, in tokens.
         self._spent_tokens = 0
         # The last row of the newest token_generation step that had no room for all.
         self._served_last: Request | None = None
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of a prompt that a step computes while sequences wait; see `ChunkSize`."""
-        return self._chunk_size.tokens
-
-    def observe(self, plan: StepPlan, duration_s: float) -> None:
-        """Takes in how long the ranks took for a step."""
-        self._chunk_size.observe(plan, duration_s)
-
     def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
-        """Plans prompts or tokens; see `Policy`."""
+        """Plans the next step, while none is in flight; None if no request can run, or if a running one lacks room.
+
+        Every request lacks `num_tokens - num_computed_tokens` tokens in the KV cache, at least one. The step computes
+        all of them or the first of them, behind those that the cache turns out to hold. It leaves out requests that are
+        paused. `running` and `waiting` have the oldest request first.
+
+        `kv` makes room for the tokens of a request that the step computes. If the step can give several tokens, it
+        computes all of them but the last. Every request that held none and that room is reserved for is in the step.
+        """
         prompts: list[Request] = []
         ready: list[Request] = []
         for request in running:
             if not request.is_paused:
                 (ready if self._is_ready(request) else prompts).append(request)
         plan = None
-        num_left = min(self.chunk_tokens, self._max_tokens) - self._spent_tokens
+        num_left = min(self.chunk_size.tokens, self._max_tokens) - self._spent_tokens
         if (prompts or waiting) and (not ready or not self._spent_tokens or num_left > 0):
             # Nothing starts in the room of the next token of what runs: it would have to make room at once.
             if any(kv.reserve(request, 1) is None for request in ready):
@@ -159,13 +122,37 @@ class AlternatingSteps:
             if ready and self._spent_tokens:
                 plan = self._plan_prompts(requests, num_left, kv, only_whole=True)
             else:
-                max_tokens = self.chunk_tokens if ready else self._buckets.max_chunk_tokens
+                max_tokens = self.chunk_size.tokens if ready else self._buckets.max_chunk_tokens
                 plan = self._plan_prompts(requests, max_tokens, kv, only_whole=False)
         if plan is None:
             self._spent_tokens = 0
             if ready:
                 plan = self._plan_tokens(ready, kv)
         return plan
+
+    def plan_behind(self, plan: StepPlan, running: Collection[Request], kv: KvManager) -> StepPlan | None:
+        """Plans the step behind one that runs: the next token of the same rows, by the same executable.
+
+        A row may end all the same, by its token or by its client. Then the step computes it in vain, and the next
+        owner of its place in the KV cache runs after that. Returns None if the next step has to be another one.
+        """
+        rows = plan.rows
+        if SUBMODELS[plan.executable.submodel].tokens != 1:
+            return None
+        if len(rows) != sum([not request.is_paused for request in running]):
+            return None
+        next_rows = []
+        for row in rows:
+            request = row.request
+            if request.is_paused or request.finish is not None or not row.samples or request.num_missing_tokens == 1:
+                return None
+            placement = kv.reserve(request, row.num_tokens + 1)
+            if placement is None:
+                return None
+            next_rows.append(ScheduledRow(row.row, request, row.start + 1, 1, placement, samples=True))
+        if self._buckets.for_tokens(next_rows) is not plan.executable:
+            return None
+        return StepPlan(plan.executable, tuple(next_rows), depends_on_previous=True)
 
     def _is_ready(self, request: Request) -> bool:
         """Whether a running request goes on by token_generation."""
@@ -177,13 +164,10 @@ class AlternatingSteps:
     def _plan_prompts(
         self, requests: Iterable[Request], max_tokens: int, kv: KvManager, *, only_whole: bool
     ) -> StepPlan | None:
-        """Plans a step of prompts and adds up what it costs; None if none of them can run.
+        """Plans a step of prompts, `max_tokens` of each at most, and adds up its cost; None if none of them can run.
 
-        Args:
-            requests: The prompts, or what is left of them, in the order in which they run.
-            max_tokens: Tokens that a row computes at most.
-            kv: Makes room for them.
-            only_whole: Take only prompts of which the step computes all, and which together cost `max_tokens` at most.
+        The requests are in the order in which they run. With `only_whole`, takes only prompts of which the step
+        computes all, and which together cost that much at most.
         """
         prompts: list[CachedPrompt] = []
         placed: list[tuple[Request, Placement]] = []

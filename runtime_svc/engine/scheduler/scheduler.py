@@ -6,35 +6,79 @@ its step gives new tokens. A policy picks which requests compute how many tokens
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
 from bundle.abi.submodels import SUBMODELS
+from edge.histogram import Histogram
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
-from runtime_svc.engine.scheduler.policy import Policy
-from runtime_svc.engine.statistics import EngineStatistics
+from runtime_svc.engine.scheduler.policy import AlternatingSteps
 
 #: The oldest waiting requests, of which a plan picks those that start: more would cost each step time, and a step has
 #: room for a few.
 MAX_CANDIDATES: Final = 32
 
+#: Upper bounds in seconds. Those of vLLM for the same metrics, so that its boards and rules fit.
+FIRST_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+INTER_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+REQUEST_BOUNDS_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+SWAP_PAUSE_BOUNDS_S: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+
+
+class EngineStatistics:
+    """Counts of one engine since it started. Scheduler, requests and engine write them."""
+
+    def __init__(self) -> None:
+        self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
+        self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
+        self.request_s = Histogram(REQUEST_BOUNDS_S)
+        self.swap_pause_s = Histogram(SWAP_PAUSE_BOUNDS_S)
+        self.prompt_tokens = 0
+        #: Tokens of prompts that were looked up in the KV cache when their requests started.
+        self.looked_up_tokens = 0
+        #: Of those, tokens that the KV cache held.
+        self.cached_prompt_tokens = 0
+        #: Of the latter, tokens of requests that continue sessions.
+        self.session_tokens = 0
+        self.generated_tokens = 0
+        #: How often a request gave back its part of the KV cache to make room.
+        self.preemptions = 0
+        #: Requests that have ended, by reason.
+        self.finished: Counter[FinishReason] = Counter()
+        #: Steps of each executable.
+        self.steps: Counter[BucketKey] = Counter()
+        #: Tokens that rows of each executable computed, and those that its static shape wasted on them.
+        self.computed_tokens: Counter[BucketKey] = Counter()
+        self.padding_tokens: Counter[BucketKey] = Counter()
+        #: How often ranks were ended because they hung.
+        self.rank_hangs = 0
+        #: Requests whose logits were NaN or infinite.
+        self.invalid_requests = 0
+        #: Requests that were refused because ranks had been lost over their prompts.
+        self.quarantined_requests = 0
+        #: How often dead ranks were replaced.
+        self.rank_restarts = 0
+
 
 class Scheduler:
     """Plans steps and takes in their results."""
 
-    def __init__(self, policy: Policy, kv: KvManager, *, max_running: int) -> None:
-        """Starts empty.
-
-        Args:
-            policy: Picks the rows of each step.
-            kv: Divides the KV cache; empty.
-            max_running: Requests that may run at once.
-        """
-        self._policy = policy
+    def __init__(self, policy: AlternatingSteps, kv: KvManager, *, max_running: int) -> None:
+        #: Picks the rows of each step.
+        self.policy = policy
         self.kv = kv
         self._waiting: deque[Request] = deque()
         # In order of admission; the values mean nothing.
@@ -69,11 +113,6 @@ class Scheduler:
         """Tokens of waiting requests."""
         return sum(request.num_tokens for request in self._waiting)
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of a prompt that a step computes while sequences wait for their next token."""
-        return self._policy.chunk_tokens
-
     def add(self, request: Request) -> None:
         """Queues a new request."""
         assert request.finish is None
@@ -96,32 +135,28 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run."""
         waiting = self._list_startable() if self._waiting and self.is_admitting else ()
-        plan = self._policy.plan(self._running, waiting, self.kv)
+        plan = self.policy.plan(self._running, waiting, self.kv)
         while plan is None and self._preempt():
-            plan = self._policy.plan(self._running, waiting, self.kv)
+            plan = self.policy.plan(self._running, waiting, self.kv)
         assert plan is not None or self._running or not waiting, "a prompt does not fit the empty KV cache"
         if plan is not None:
             for row in plan.rows:
                 self._start(row)
         return plan
 
-    def observe(self, plan: StepPlan, duration_s: float) -> None:
-        """Takes in how long the ranks took for a step, which chunks are chosen by."""
-        self._policy.observe(plan, duration_s)
+    def schedule_behind(self, running: StepPlan) -> StepPlan | None:
+        """Plans the step behind one that runs, if it lacks nothing but its tokens: not while a request waits to start.
+
+        The ranks take the tokens of the running step, which they know first, as inputs of this one.
+        """
+        return None if self._waiting else self.policy.plan_behind(running, self._running, self.kv)
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]], now_s: float) -> list[RowTokens]:
-        """Takes in the result of a step.
+        """Takes in the result of a step; returns new tokens of the requests that had not ended while the step ran.
 
-        A request that a stop token or its limit ends leaves at once, without the tokens behind.
-
-        Args:
-            plan: The step that ran.
-            tokens: New tokens of every row of the batch, idle rows included. Those of rows that do not sample are
-                ignored. A row that samples and gives no token computes its newest token again.
-            now_s: The time.
-
-        Returns:
-            New tokens of the requests that had not ended while the step ran.
+        A request that a stop token or its limit ends leaves at once, without the tokens behind. `tokens` has those of
+        every row of the batch, idle rows included; those of rows that do not sample are ignored. A row that samples and
+        gives no token computes its newest token again.
         """
         executable, outputs = plan.executable, []
         key = BucketKey(executable.submodel, executable.bucket)
@@ -190,11 +225,7 @@ class Scheduler:
         return tuple(takewhile(lambda request: not request.runs_alone, oldest))
 
     def _preempt(self) -> bool:
-        """Makes room for the oldest request that could run: the newest other one starts anew.
-
-        Returns:
-            False if no request lacks room.
-        """
+        """Makes room for the oldest request that could run: the newest other one starts anew; False if none could."""
         oldest = next((request for request in self._running if not request.is_paused), None)
         if oldest is None:
             return False

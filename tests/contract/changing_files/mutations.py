@@ -115,8 +115,11 @@ def restore(root: Path, whole: Path) -> None:
     """Makes the folder as it was."""
     for path in (root.with_name(f"{root.name}.away"), root):
         if path.exists():
-            for folder in (path, *path.rglob("*")):
-                if folder.is_dir() and not folder.is_symlink():
-                    folder.chmod(0o755)
+            path.chmod(0o755)
+            # A folder that may not be read is listed only once its turn has come.
+            for folder, names, _ in os.walk(path):
+                for name in names:
+                    if not (Path(folder) / name).is_symlink():
+                        (Path(folder) / name).chmod(0o755)
             shutil.rmtree(path)
     shutil.copytree(whole, root)

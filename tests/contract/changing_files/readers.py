@@ -11,14 +11,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from bundle.catalog import find_bundle, list_bundles
-from bundle.layout import Layout
-from bundle.reader import open_bundle
 from bundle.reference import parse_reference
-from bundle.referrers import add_referrer, list_referrer_files, read_referrer
-from bundle.removal import Needs, collect_garbage
-from bundle.transfer import copy_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.catalog import find_bundle, list_bundles
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.referrers import add_referrer, list_referrer_files, read_referrer
+from bundle.store.removal import Needs, collect_garbage
+from bundle.store.transfer import copy_bundle
+from bundle.store.verification import BlobVerifier
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.admission import find_checkpoint

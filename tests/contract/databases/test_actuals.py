@@ -1,9 +1,10 @@
-from sqlalchemy.orm import Session
+import msgspec
 
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.actuals import BuildActual, BuildFacts, LoweringActual
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.database.engine import Database
+from tests.contract.databases.conftest import run
 
 EXECUTABLE = CachedExecutable(
     blob="sha256:b", size_bytes=7, format="aoti", state_convention="in_place", constants=("w",)
@@ -19,52 +20,39 @@ FACTS = BuildFacts(
 )
 
 
-def remember(session: Session) -> None:
-    cache.remember_executables(session, {"action-1": EXECUTABLE})
-    actuals.remember_facts(session, "bundle-1", FACTS)
+def remember(database: Database, digest: str = "action-1", executable: CachedExecutable = EXECUTABLE) -> None:
+    run(database, cache.remember_executables, {digest: executable})
+    facts = msgspec.structs.replace(FACTS, action_digests=FACTS.action_digests | {"plan-1": digest})
+    run(database, actuals.remember_facts, "bundle-1", facts)
 
 
-def find(session: Session) -> dict[str, CachedExecutable]:
-    return actuals.find_planned(session, ["plan-1", "plan-2", "plan-3"])
+def find(database: Database) -> dict[str, CachedExecutable]:
+    return run(database, actuals.find_planned, ["plan-1", "plan-2", "plan-3"])
 
 
 def test_a_plan_leads_to_the_executables_that_the_cache_lists(database: Database) -> None:
-    database.run_and_wait(remember)
-    assert database.run_and_wait(find) == {"plan-1": EXECUTABLE}
+    remember(database)
+    assert find(database) == {"plan-1": EXECUTABLE}
 
 
 def test_records_are_of_one_target_and_level(database: Database) -> None:
-    database.run_and_wait(remember)
-    database.run_and_wait(remember)
-    assert database.run_and_wait(lambda session: actuals.list_lowerings(session, "cpu", 1)) == [LOWERING]
-    assert database.run_and_wait(lambda session: actuals.list_builds(session, "cpu", 1)) == [BUILD]
-    for kind, level in (("cpu", 0), ("trn1", 1)):
-        assert database.run_and_wait(lambda session, k=kind, o=level: actuals.list_lowerings(session, k, o)) == []
-        assert database.run_and_wait(lambda session, k=kind, o=level: actuals.list_builds(session, k, o)) == []
+    for _ in range(2):
+        remember(database)
+    for kind, level, count in (("cpu", 1, 1), ("cpu", 0, 0), ("trn1", 1, 0)):
+        assert run(database, actuals.list_lowerings, kind, level) == [LOWERING] * count
+        assert run(database, actuals.list_builds, kind, level) == [BUILD] * count
 
 
 def test_a_newer_result_of_the_same_plan_replaces_the_older(database: Database) -> None:
-    database.run_and_wait(remember)
-    other = CachedExecutable(
-        **{**{f: getattr(EXECUTABLE, f) for f in EXECUTABLE.__struct_fields__}, "blob": "sha256:c"}
-    )
-
-    def remember_another(session: Session) -> None:
-        cache.remember_executables(session, {"action-3": other})
-        facts = BuildFacts(
-            target_kind="cpu", optimization_level=1, action_digests={"plan-1": "action-3"}, lowerings={}, build=BUILD
-        )
-        actuals.remember_facts(session, "bundle-1", facts)
-
-    database.run_and_wait(remember_another)
-    assert database.run_and_wait(find) == {"plan-1": other}
+    other = msgspec.structs.replace(EXECUTABLE, blob="sha256:c")
+    remember(database)
+    remember(database, "action-3", other)
+    assert find(database) == {"plan-1": other}
 
 
 def test_what_the_store_lost_is_forgotten(database: Database) -> None:
-    database.run_and_wait(remember)
-    database.run_and_wait(
-        lambda session: cache.forget_lost(session, has_blob=lambda _: False, has_bundle=lambda _: True)
-    )
-    assert database.run_and_wait(find) == {}
-    database.run_and_wait(lambda session: cache.remember_executables(session, {"action-1": EXECUTABLE}))
-    assert database.run_and_wait(find) == {}, "the plan went with the executable"
+    remember(database)
+    run(database, cache.forget_lost, has_blob=lambda _: False, has_bundle=lambda _: True)
+    assert find(database) == {}
+    run(database, cache.remember_executables, {"action-1": EXECUTABLE})
+    assert find(database) == {}, "the plan went with the executable"

@@ -7,6 +7,7 @@ import pytest
 from compiler_svc.database import leases
 from compiler_svc.database.engine import Database
 from compiler_svc.database.leases import Lease
+from tests.contract.databases.conftest import run
 
 DIGESTS = tuple("sha256:" + letter * 64 for letter in "123")
 NOW_NS = 10**18
@@ -21,18 +22,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def lease(database: Database, holder: str, digest: str, duration_s: float = 10) -> Lease:
-    return database.run_and_wait(
-        lambda session: leases.set_lease(session, holder=holder, digest=digest, duration_s=duration_s)
-    )
+    return run(database, leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)
 
 
 def release(database: Database, holder: str, digest: str = "") -> int:
-    return database.run_and_wait(lambda session: leases.release_leases(session, holder=holder, digest=digest))
+    return run(database, leases.release_leases, holder=holder, digest=digest)
 
 
 def listed(database: Database, digest: str = "") -> list[tuple[str, str]]:
-    found = database.run_and_wait(lambda session: leases.list_leases(session, digest))
-    return [(one.digest, one.holder) for one in found]
+    return [(one.digest, one.holder) for one in run(database, leases.list_leases, digest)]
 
 
 def test_leases_come_by_digest_and_holder(database: Database) -> None:

@@ -4,26 +4,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, versions
 from compiler_svc.database.engine import Database
 from compiler_svc.database.names import UNOWNED, Publisher
 from compiler_svc.errors import NameOwned
+from tests.contract.databases.conftest import run
 
 ALICE, BOB = Publisher("alice", takes_any=False), Publisher("bob", takes_any=False)
 RELEASE = Publisher("release", takes_any=True)
 
 
 def publish(database: Database, publisher: Publisher, letter: str = "1", name: str = "a") -> int:
-    def work(session: Session) -> int:
-        digest = "sha256:" + letter * 64
-        added = versions.add_version(
-            session, name=name, digest=digest, size_bytes=1, graph_abi_digest=digest, publisher=publisher
-        )
-        return added.version
-
-    return database.run_and_wait(work)
+    digests = dict.fromkeys(("digest", "graph_abi_digest"), "sha256:" + letter * 64)
+    return run(database, versions.add_version, name=name, size_bytes=1, publisher=publisher, **digests).version
 
 
 def test_the_first_publisher_owns_a_name(database: Database) -> None:
@@ -49,11 +43,10 @@ def test_a_name_without_owner_is_not_taken(database: Database) -> None:
 def test_a_name_is_given_away_and_kept_for_its_owner(database: Database) -> None:
     publish(database, UNOWNED)
     for former, owner in (("", "alice"), ("alice", "bob"), ("bob", "")):
-        given = database.run_and_wait(lambda session, owner=owner: names.give_name(session, "a", owner))
-        assert given == former
-    database.run_and_wait(lambda session: names.give_name(session, "a", "bob"))
+        assert run(database, names.give_name, "a", owner) == former
+    run(database, names.give_name, "a", "bob")
     assert publish(database, BOB, "2") == 2
-    assert database.run_and_wait(lambda session: names.give_name(session, "new", "alice")) == ""
+    assert run(database, names.give_name, "new", "alice") == ""
     with pytest.raises(NameOwned):
         publish(database, BOB, name="new")
     assert publish(database, ALICE, name="new") == 1
@@ -61,8 +54,7 @@ def test_a_name_is_given_away_and_kept_for_its_owner(database: Database) -> None
 
 def test_a_deleted_name_stays_its_owners(database: Database) -> None:
     publish(database, ALICE)
-    reference = versions.Reference(name="a", version=1)
-    database.run_and_wait(lambda session: versions.delete_version(session, reference))
+    run(database, versions.delete_version, versions.Reference(name="a", version=1))
     with pytest.raises(NameOwned):
         publish(database, BOB)
 

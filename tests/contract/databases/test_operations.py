@@ -1,9 +1,6 @@
 import time
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
 
 import pytest
-from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, operations, resumption
 from compiler_svc.database.engine import Database
@@ -12,17 +9,11 @@ from compiler_svc.database.operations import Operation, State
 from compiler_svc.errors import BuildFailed, NameOwned, OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from tests.contract.databases.conftest import run
 
 RESULT = CompileResult(
     name="a", version=1, digest="sha256:" + "0" * 64, cached=False, executables=(), warnings=("w",), duration_s=1.5
 )
-
-
-def run(database: Database, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return database.run_and_wait(lambda session: work(session, *args, **kwargs))
 
 
 ALICE, BOB = Publisher("alice", takes_any=False), Publisher("bob", takes_any=False)

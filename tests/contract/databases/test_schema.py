@@ -6,11 +6,11 @@ from sqlalchemy import inspect, text
 from sqlalchemy.orm import Session
 
 from compiler_svc.database import names, operations, resumption, versions
-from compiler_svc.database.engine import Database
+from compiler_svc.database.engine import SCHEMA_VERSION, Database
 from compiler_svc.database.names import UNOWNED, Publisher
-from compiler_svc.database.schema import SCHEMA_VERSION
 from compiler_svc.errors import DatabaseSchemaUnsupported, NameOwned, OperationNotFound
 from compiler_svc.records import Progress, Stage
+from tests.contract.databases.conftest import run
 
 # As the first version of Kiln made them, before tables had a version.
 SCHEMA_1 = """
@@ -54,7 +54,7 @@ def test_old_tables_get_what_they_lack(old: str, tmp_path: Path) -> None:
     assert columns_of(database) == columns_of(new)
     (unfinished,) = database.run_and_wait(resumption.list_unfinished)
     assert (unfinished.operation.name, unfinished.spec, unfinished.is_cancelled) == ("a", None, False)
-    listed = database.run_and_wait(lambda session: versions.list_versions(session, name="", page_size=9, after=None))
+    listed = run(database, versions.list_versions, name="", page_size=9, after=None)
     assert [version.size_bytes for version in listed.versions] == [10]
     for one in (database, new):
         assert one.run_and_wait(read_schema_version) == SCHEMA_VERSION
@@ -67,18 +67,18 @@ def test_what_earlier_releases_made_has_no_owner(old: str) -> None:
     alice, admin = Publisher("alice", takes_any=False), Publisher("root", takes_any=True)
 
     def claim(publisher: Publisher) -> str:
-        return database.run_and_wait(lambda session: names.claim_name(session, "a", publisher).owner)
+        return run(database, names.claim_name, "a", publisher).owner
 
     with pytest.raises(NameOwned):
         claim(alice)
     assert claim(admin) == ""
-    assert database.run_and_wait(lambda session: names.give_name(session, "a", "alice")) == ""
+    assert run(database, names.give_name, "a", "alice") == ""
     assert claim(alice) == "alice"
-    operation = database.run_and_wait(lambda session: operations.get_operation(session, "1"))
+    operation = run(database, operations.get_operation, "1")
     assert operation.publisher == UNOWNED
     with pytest.raises(OperationNotFound):
-        database.run_and_wait(lambda session: operations.get_operation(session, "1", "alice"))
-    assert database.run_and_wait(lambda session: operations.find_by_request_id(session, "r", "d")) == operation
+        run(database, operations.get_operation, "1", "alice")
+    assert run(database, operations.find_by_request_id, "r", "d") == operation
     database.close()
 
 
@@ -86,7 +86,7 @@ def test_a_step_that_was_killed_is_finished(old: str) -> None:
     with sqlite3.connect(old.removeprefix("sqlite:///")) as connection:
         connection.execute("ALTER TABLE operations ADD COLUMN spec BLOB")
     database = Database(old)
-    assert database.run_and_wait(lambda session: operations.get_operation(session, "1")).name == "a"
+    assert run(database, operations.get_operation, "1").name == "a"
     database.close()
 
 

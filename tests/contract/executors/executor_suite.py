@@ -23,9 +23,10 @@ from execution.errors import (
     WeightsInvalid,
     WeightsNotStaged,
 )
+from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
+from execution.step import StepForm
 from targets.cpu import AOTI, EXPORTED_PROGRAM
-from tests.ranks.steps import Row, make_input_tensors
 from tests.ranks.toy import (
     LAYERS,
     LENGTH,
@@ -48,13 +49,26 @@ STATE_BYTES = NUM_STATE * 4 * torch.Size(STATE_SHAPE).numel()
 TOY = describe_toy(describe_all("logits"), "logits")
 
 
+def make_inputs(executable: Executable, *rows: tuple[int, list[int], int]) -> dict[str, Tensor]:
+    """Inputs of the executable itself, without those of a host that samples.
+
+    Args:
+        rows: Of each row that is not idle, the slot, its tokens and the position of the first.
+    """
+    form = StepForm(TOY, executable)
+    inputs = form.make_idle()
+    for row, (slot, tokens, start) in enumerate(rows):
+        form.put_tokens(inputs, row, tokens, start=start, blocks=(slot,))
+    return make_tensors(executable.inputs, inputs)
+
+
 def prompt_inputs(tokens: list[int], slot: int) -> dict[str, Tensor]:
-    return make_input_tensors(TOY, TOY.executables[0], {0: Row(slot, tokens)})
+    return make_inputs(TOY.executables[0], (slot, tokens, 0))
 
 
 def token_inputs(tokens: list[int], positions: list[int], slots: list[int]) -> dict[str, Tensor]:
-    rows = {row: Row(slots[row], [token], positions[row]) for row, token in enumerate(tokens)}
-    return make_input_tensors(TOY, TOY.executables[1], rows)
+    rows = ((slot, [token], position) for token, position, slot in zip(tokens, positions, slots, strict=True))
+    return make_inputs(TOY.executables[1], *rows)
 
 
 class Reference:
@@ -83,10 +97,6 @@ def with_executable(manifest: Manifest, **changes: object) -> Manifest:
 
 
 class ExecutorSuite:
-    @pytest.fixture
-    def toy_bundle(self) -> ToyBundle:
-        raise NotImplementedError
-
     @pytest.fixture
     def executor(self, toy_bundle: ToyBundle) -> Iterator[Executor]:
         executor = load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
@@ -179,11 +189,7 @@ class ExecutorSuite:
             ("seq_ids", torch.tensor([0]), r"inputs\[seq_ids\]: got int64 \[1\]; accepted: int32 \[1\]"),
             ("seq_ids", torch.tensor([[0]], dtype=torch.int32), r"got int32 \[1, 1\]; accepted: int32 \[1\]"),
             ("input_ids", torch.zeros(PROMPT, 2, dtype=torch.int32).T[:1], "not contiguous"),
-            (
-                "input_ids",
-                torch.full((1, PROMPT), VOCAB, dtype=torch.int32),
-                rf"got {VOCAB}; accepted: 0 to {VOCAB - 1}",
-            ),
+            ("input_ids", torch.full((1, PROMPT), VOCAB, dtype=torch.int32), f"{VOCAB}; accepted: 0 to {VOCAB - 1}"),
             ("input_ids", torch.full((1, PROMPT), -1, dtype=torch.int32), "got -1; accepted: 0 to"),
             ("position_ids", torch.full((1, PROMPT), LENGTH, dtype=torch.int32), f"accepted: 0 to {LENGTH - 1}"),
             ("seq_ids", torch.tensor([SLOTS + 1], dtype=torch.int32), f"accepted: 0 to {SLOTS}"),

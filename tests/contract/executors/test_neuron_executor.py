@@ -6,11 +6,13 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from bundle.errors import KilnError
 from bundle.manifest import Manifest, Target
 from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung, DeviceMemoryShort, DeviceUnsuitable
 from execution.errors import ExecutableInvalid, StepFailed, WeightsAwaited, WeightsNotStaged
@@ -63,10 +65,6 @@ def replace_first(bundle: ToyBundle, path: Path, **fields: int) -> tuple[Manifes
 
 
 class TestNeuronExecutor(ExecutorSuite):
-    @pytest.fixture
-    def toy_bundle(self, toy_bundle: ToyBundle) -> ToyBundle:
-        return toy_bundle
-
     def test_weights_are_the_files_own_pages(self, executor: Executor, toy_bundle: ToyBundle) -> None:
         """Here they are not: they lie in the core's memory, and no file stays mapped."""
         executor.stage_weights(toy_bundle.weights[1])
@@ -159,60 +157,48 @@ class TestMemory:
 
 
 class TestStatuses:
-    @pytest.mark.parametrize("status", [1, 2, 7, 1002, 1005, 1006])
-    def test_step_fails_and_the_next_one_runs(self, executor: Executor, faults: Faults, status: int) -> None:
-        faults.set("nrt_execute", status)
-        with pytest.raises(StepFailed, match=rf"step of {CTE} failed: NRT_\w+ \({status}\)"):
-            executor.run(CTE, prompt_inputs([5], 0))
-        faults.clear()
-        assert_serves(executor, 0)
+    """Faults are calls and the statuses that each ends with in turn."""
 
-    def test_memory_that_a_step_lacks_fails_the_step(self, executor: Executor, faults: Faults) -> None:
-        faults.set("nrt_execute", 4)
-        with pytest.raises(StepFailed, match=f"step of {CTE} failed: the core has no memory for nrt_execute"):
-            executor.run(CTE, prompt_inputs([5], 0))
+    @pytest.mark.parametrize(
+        ("fault", "error", "message"),
+        [
+            ("nrt_execute 1 2 7 1002 1005 1006", StepFailed, rf"step of {CTE} failed: NRT_\w+ \({{}}\)"),
+            ("nrt_execute 4", StepFailed, f"step of {CTE} failed: the core has no memory for nrt_execute"),
+            ("nrt_tensor_write 1", StepFailed, rf"step of {CTE} failed: NRT_FAILURE \({{}}\)"),
+            ("nrt_tensor_read 1", StepFailed, rf"step of {CTE} failed: NRT_FAILURE \({{}}\)"),
+            ("nrt_execute 5 1200", DeviceHung, r"nrt_execute ended with NRT_\w+ \({}\)"),
+            ("nrt_execute 6 101 1004 1201 1202 1203 1204 1205 1206", DeviceBroken, r"reset: .* with NRT_\w+ \({}\)"),
+        ],
+    )
+    def test_steps(self, executor: Executor, faults: Faults, fault: str, error: type[KilnError], message: str) -> None:
+        call, *statuses = fault.split()
+        for status in statuses:
+            faults.set(call, status)
+            with pytest.raises(error, match=message.format(status)):
+                executor.run(CTE, prompt_inputs([5], 0))
+            faults.clear()
+            if error is StepFailed:
+                assert_serves(executor, 0)
 
-    @pytest.mark.parametrize("call", ["nrt_tensor_write", "nrt_tensor_read"])
-    def test_inputs_and_outputs_that_cannot_be_copied_fail_the_step(
-        self, executor: Executor, faults: Faults, call: str
-    ) -> None:
-        faults.set(call, 1)
-        with pytest.raises(StepFailed, match=rf"step of {CTE} failed: NRT_FAILURE \(1\)"):
-            executor.run(CTE, prompt_inputs([5], 0))
-        faults.clear()
-        assert_serves(executor, 0)
-
-    def test_memory_whose_size_cannot_be_read_fails_the_load(self, toy_bundle: ToyBundle, faults: Faults) -> None:
-        faults.set("nrt_get_vnc_memory_stats", 4)
-        with pytest.raises(DeviceMemoryShort, match="no memory for nrt_get_vnc_memory_stats: more is needed, 0 bytes"):
-            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
-
-    @pytest.mark.parametrize("status", [5, 1200])
-    def test_hang_is_the_groups_end(self, executor: Executor, faults: Faults, status: int) -> None:
-        faults.set("nrt_execute", status)
-        with pytest.raises(DeviceHung, match=rf"nrt_execute ended with NRT_\w+ \({status}\)"):
-            executor.run(CTE, prompt_inputs([5], 0))
-
-    @pytest.mark.parametrize("status", [6, 101, 1004, 1201, 1202, 1203, 1204, 1205, 1206])
-    def test_hardware_fault_is_the_groups_end(self, executor: Executor, faults: Faults, status: int) -> None:
-        faults.set("nrt_execute", status)
-        with pytest.raises(DeviceBroken, match=rf"without a reset: nrt_execute ended with NRT_\w+ \({status}\)"):
-            executor.run(CTE, prompt_inputs([5], 0))
-
-    @pytest.mark.parametrize("status", [7, 1005])
-    def test_busy_core_says_when_to_try_again(self, toy_bundle: ToyBundle, faults: Faults, status: int) -> None:
-        faults.set("nrt_load", status)
-        with pytest.raises(DeviceBusy, match=rf"\({status}\)") as caught:
-            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
-        assert caught.value.retry_after_s
-
-    @pytest.mark.parametrize("status", [9, 10])
-    def test_neff_that_the_library_does_not_take_is_refused(
-        self, toy_bundle: ToyBundle, faults: Faults, status: int
-    ) -> None:
-        faults.set("nrt_load", status)
-        with pytest.raises(DeviceUnsuitable, match=rf"executables: got NRT_\w+ \({status}\)"):
-            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+    @pytest.mark.parametrize(
+        ("fault", "error", "message"),
+        [
+            (
+                "nrt_get_vnc_memory_stats 4",
+                DeviceMemoryShort,
+                "no memory for .*: more is needed, 0 bytes",
+            ),
+            ("nrt_load 7 1005", DeviceBusy, r"\({}\)"),
+            ("nrt_load 9 10", DeviceUnsuitable, r"executables: got NRT_\w+ \({}\)"),
+        ],
+    )
+    def test_loads(self, toy_bundle: ToyBundle, faults: Faults, fault: str, error: Any, message: str) -> None:
+        call, *statuses = fault.split()
+        for status in statuses:
+            faults.set(call, status)
+            with pytest.raises(error, match=message.format(status)) as caught:
+                load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+            assert not isinstance(caught.value, DeviceBusy) or caught.value.retry_after_s
 
     def test_row_without_numbers_fails_no_other(
         self, executor: Executor, tmp_path: Path, caplog: pytest.LogCaptureFixture

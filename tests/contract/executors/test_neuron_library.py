@@ -145,19 +145,17 @@ def test_core_is_free_when_its_process_ends(host: Host, how: signal.Signals) -> 
     assert host.open("1")[1] == "open"
 
 
-def test_core_that_the_host_lacks_is_refused(host: Host) -> None:
-    assert host.open("2")[1] == "DeviceUnsuitable this host cannot run the bundle: cores: got 2; accepted: 0 to 1"
-
-
-def test_bundle_for_another_kind_of_instances_is_refused(host: Host) -> None:
-    expected = "DeviceUnsuitable this host cannot run the bundle: target.kind: got trn2; accepted: trn1"
-    assert host.open(NEURON_STAND_IN_FAMILY="2")[1] == expected
-    assert "family 99, which Kiln does not know" in host.open(NEURON_STAND_IN_FAMILY="99")[1]
-
-
-def test_bundle_for_another_size_of_logical_cores_is_refused(host: Host) -> None:
-    said = host.open(NEURON_LOGICAL_NC_CONFIG="1")[1]
-    assert said.endswith("target.lnc: got 2; accepted: 1, as NEURON_LOGICAL_NC_CONFIG says")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cores": "2"}, "DeviceUnsuitable this host cannot run the bundle: cores: got 2; accepted: 0 to 1"),
+        ({"NEURON_STAND_IN_FAMILY": "2"}, "cannot run the bundle: target.kind: got trn2; accepted: trn1"),
+        ({"NEURON_STAND_IN_FAMILY": "99"}, "family 99, which Kiln does not know"),
+        ({"NEURON_LOGICAL_NC_CONFIG": "1"}, "target.lnc: got 2; accepted: 1, as NEURON_LOGICAL_NC_CONFIG says"),
+    ],
+)
+def test_other_cores_are_refused(host: Host, changes: dict[str, str], said: str) -> None:
+    assert said in host.open(**changes)[1]
 
 
 def test_missing_library_says_what_to_install(tmp_path: Path) -> None:

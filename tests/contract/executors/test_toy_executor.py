@@ -48,9 +48,7 @@ def toy_bundle(uninstalled: ToyBundle, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class TestToyExecutor(ExecutorSuite):
-    @pytest.fixture
-    def toy_bundle(self, toy_bundle: ToyBundle) -> ToyBundle:
-        return toy_bundle
+    """The suite, on `toy_bundle`."""
 
 
 async def test_rank_processes_find_it(toy_bundle: ToyBundle) -> None:

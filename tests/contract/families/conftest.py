@@ -1,4 +1,4 @@
-"""Fixtures of every test of a family."""
+"""Every test of a family takes a geometry, or the model that it describes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from tests.checkpoints.tiny_models import TinyModel, write_tiny_model
 from tests.contract.families.geometries import Geometry, parameters
 
 
-@pytest.fixture(scope="module", params=parameters())
-def geometry(request: pytest.FixtureRequest) -> Geometry:
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives each test its geometries: all, or those with the attribute that its module names as `ATTRIBUTE`."""
+    if "geometry" in metafunc.fixturenames:
+        own = parameters(metafunc.function.__name__, getattr(metafunc.module, "ATTRIBUTE", None))
+        metafunc.parametrize("geometry", own, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from tests.checkpoints.tiny_models import TOLERANCE, deviation, draw_tokens, write_tiny_model
-from tests.ranks.stepping import Stepper
+from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.ranks.stepping import Run, Stepper, run_eagerly
 from tests.ranks.threads import run_ranks
 
 #: Tokens of a step of prompts.
 CHUNK: Final = 16
 _BUCKET: Final = 64
+
+
+def make_stepper(
+    tiny: TinyModel,
+    make_run: Callable[..., Run] = run_eagerly,
+    *,
+    context_buckets: tuple[int, ...] = (16, 64),
+    token_buckets: tuple[int, ...] = (24, 128),
+    **options: Any,
+) -> Stepper:
+    """Runs a model of one rank; other keywords are those of its graphs."""
+    buckets = {"context_buckets": context_buckets, "token_buckets": token_buckets}
+    return Stepper(tiny.spec(**options), tiny.plan(), tiny.checkpoint, make_run=make_run, **buckets)
 
 
 def check_numbers(

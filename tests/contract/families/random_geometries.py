@@ -9,6 +9,8 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from compiler_svc.models.decoder_config import HIDDEN_ACTS
+from tests.checkpoints.families import FAMILIES
+from tests.checkpoints.shown_family import ShownFamily
 
 #: Positions of the sequences that are compared; models have at least as many.
 NUM_POSITIONS: Final = 40
@@ -19,16 +21,41 @@ Options = Mapping[str, Strategy]
 _FLAG: Final = st.booleans()
 _SCALE: Final = st.sampled_from([0.1, 0.5, 1.0, 3.0])
 _EPSILON: Final = st.sampled_from([1e-6, 1e-5, 1e-3])
+_CAP: Final = st.none() | st.sampled_from([1.0, 4.0])
+_ACT: Final = st.sampled_from(HIDDEN_ACTS)
+_SIZE: Final = st.integers(4, 70)
+_POSITIONS: Final = st.integers(NUM_POSITIONS, 64)
 _FACTOR: Final = st.sampled_from([1.0, 1.5, 4.0, 7.3])
 _THETA: Final = st.sampled_from([100.0, 10_000.0, 1e6])
 #: Shorter than the sequences, as long, and longer.
 _ORIGINAL: Final = st.integers(8, 60)
-#: A cache of transformers has more than the window if that is 1.
-_WINDOW: Final = st.integers(2, 50)
-_CAP: Final = st.none() | st.sampled_from([1.0, 4.0])
-_ACT: Final = st.sampled_from(HIDDEN_ACTS)
-_SIZE: Final = st.integers(4, 70)
-_LAYER_TYPES: Final = ("sliding_attention", "full_attention")
+
+
+def _for_each_layer(*values: Any) -> Callable[[int], Strategy]:
+    return lambda num_layers: st.lists(st.sampled_from(values), min_size=num_layers, max_size=num_layers)
+
+
+#: The options of all families. A function takes the number of layers.
+OPTIONS: Final[Mapping[str, Strategy | Callable[[int], Strategy]]] = {
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "enable_bias", "use_sliding_window"), _FLAG),
+    **dict.fromkeys(("use_parallel_residual", "use_qk_norm", "do_layer_norm_before"), _FLAG),
+    **dict.fromkeys(("_remove_final_layer_norm", "layer_norm_elementwise_affine"), _FLAG),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), _ACT),
+    **dict.fromkeys(("rms_norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon"), _EPSILON),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier"), _SCALE),
+    **dict.fromkeys(("logits_scaling", "logit_scale"), _SCALE),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
+    **dict.fromkeys(("n_inner", "word_embed_proj_dim"), st.none() | _SIZE),
+    # transformers makes a table of so many rotations.
+    **dict.fromkeys(("n_positions", "max_position_embeddings"), _POSITIONS),
+    **dict.fromkeys(("no_rope_layer_interval", "sliding_window_pattern"), st.integers(1, 3)),
+    "query_pre_attn_scalar": st.integers(1, 64),
+    # A cache of transformers has more than the window if that is 1.
+    "sliding_window": st.integers(2, 50),
+    "max_window_layers": lambda num_layers: st.integers(0, num_layers),
+    "layer_types": _for_each_layer("sliding_attention", "full_attention"),
+    "no_rope_layers": _for_each_layer(0, 1),
+}
 
 
 def _draw_factors(rotary_dim: int) -> Strategy:
@@ -60,15 +87,11 @@ ROPE_KINDS: Final[Mapping[str, Callable[[int], Options]]] = {
         "low_freq_factor": st.just(1.0),
         "high_freq_factor": st.sampled_from([2.0, 4.0]),
     },
-    "proportional": lambda _: {
-        "factor": _FACTOR,
-        "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0]),
-    },
+    "proportional": lambda _: {"factor": _FACTOR, "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0])},
 }
 
 
-@st.composite
-def draw_rope(draw: st.DrawFn, rotary_dim: int, kinds: tuple[str, ...] = tuple(ROPE_KINDS)) -> dict[str, Any]:
+def _draw_rope(draw: st.DrawFn, rotary_dim: int, kinds: tuple[str, ...]) -> dict[str, Any]:
     """`rope_parameters` of any of the kinds."""
     # `dynamic` divides by the rotated dimensions less two.
     kind = draw(st.sampled_from([one for one in kinds if rotary_dim > 2 or one != "dynamic"]))
@@ -76,160 +99,30 @@ def draw_rope(draw: st.DrawFn, rotary_dim: int, kinds: tuple[str, ...] = tuple(R
     return {"rope_type": kind} | draw(st.fixed_dictionaries(options))
 
 
-@st.composite
-def _draw_gemma3_ropes(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
-    # Frequencies of layers with a window do not depend on the length.
-    local = tuple(kind for kind in ROPE_KINDS if kind not in ("dynamic", "longrope"))
-    return {
-        "full_attention": draw(draw_rope(head_dim)),
-        "sliding_attention": draw(draw_rope(head_dim, local)),
-    }
-
-
-def _draw_layer_types(num_layers: int) -> Strategy:
-    return st.lists(st.sampled_from(_LAYER_TYPES), min_size=num_layers, max_size=num_layers)
-
-
-#: By family, the options that a model with so many layers may have, beside its sizes and its rotary embedding.
-OPTIONS: Final[Mapping[str, Callable[[int], Options]]] = {
-    "LlamaForCausalLM": lambda _: {
-        "rms_norm_eps": _EPSILON,
-        "hidden_act": _ACT,
-        "attention_bias": _FLAG,
-        "mlp_bias": _FLAG,
-    },
-    "MistralForCausalLM": lambda _: {"hidden_act": _ACT, "sliding_window": st.none() | _WINDOW},
-    "Qwen2ForCausalLM": lambda layers: {
-        "use_sliding_window": _FLAG,
-        "sliding_window": _WINDOW,
-        "max_window_layers": st.integers(0, layers),
-    },
-    "Qwen3ForCausalLM": lambda layers: {
-        "attention_bias": _FLAG,
-        "use_sliding_window": st.just(True),
-        "sliding_window": _WINDOW,
-        "layer_types": _draw_layer_types(layers),
-    },
-    "Phi3ForCausalLM": lambda _: {"hidden_act": _ACT, "sliding_window": st.none() | _WINDOW},
-    "GraniteForCausalLM": lambda _: {
-        "attention_bias": _FLAG,
-        "mlp_bias": _FLAG,
-        "embedding_multiplier": _SCALE,
-        "attention_multiplier": _SCALE,
-        "residual_multiplier": _SCALE,
-        "logits_scaling": _SCALE,
-    },
-    "Olmo2ForCausalLM": lambda _: {"attention_bias": _FLAG, "rms_norm_eps": _EPSILON, "hidden_act": _ACT},
-    "SmolLM3ForCausalLM": lambda layers: {
-        "attention_bias": _FLAG,
-        "mlp_bias": _FLAG,
-        "no_rope_layers": st.none() | st.lists(st.sampled_from([0, 1]), min_size=layers, max_size=layers),
-        "no_rope_layer_interval": st.integers(1, 3),
-        "use_sliding_window": _FLAG,
-        "sliding_window": _WINDOW,
-    },
-    "Gemma2ForCausalLM": lambda layers: {
-        "attention_bias": _FLAG,
-        "hidden_activation": _ACT,
-        "query_pre_attn_scalar": st.integers(1, 64),
-        "sliding_window": _WINDOW,
-        "layer_types": st.none() | _draw_layer_types(layers),
-        "attn_logit_softcapping": _CAP,
-        "final_logit_softcapping": _CAP,
-    },
-    "Gemma3ForCausalLM": lambda layers: {
-        "attention_bias": _FLAG,
-        "hidden_activation": _ACT,
-        "query_pre_attn_scalar": st.integers(1, 64),
-        "sliding_window": _WINDOW,
-        "layer_types": st.none() | _draw_layer_types(layers),
-        "sliding_window_pattern": st.integers(1, 3),
-        "final_logit_softcapping": _CAP,
-    },
-    "Starcoder2ForCausalLM": lambda _: {
-        "use_bias": _FLAG,
-        "norm_epsilon": _EPSILON,
-        "hidden_act": _ACT,
-        "sliding_window": st.none() | _WINDOW,
-    },
-    "GPTNeoXForCausalLM": lambda _: {
-        "attention_bias": _FLAG,
-        "use_parallel_residual": _FLAG,
-        "hidden_act": _ACT,
-        "layer_norm_eps": _EPSILON,
-    },
-    "GPT2LMHeadModel": lambda _: {
-        "n_positions": st.integers(NUM_POSITIONS, 64),
-        "n_inner": st.none() | _SIZE,
-        "activation_function": _ACT,
-        "layer_norm_epsilon": _EPSILON,
-    },
-    "OPTForCausalLM": lambda _: {
-        "max_position_embeddings": st.integers(NUM_POSITIONS, 64),
-        "word_embed_proj_dim": st.none() | _SIZE,
-        "do_layer_norm_before": _FLAG,
-        "_remove_final_layer_norm": _FLAG,
-        "enable_bias": _FLAG,
-        "layer_norm_elementwise_affine": _FLAG,
-        "activation_function": _ACT,
-        "init_std": st.just(0.15),
-    },
-    "GPTJForCausalLM": lambda _: {
-        "n_inner": st.none() | _SIZE,
-        "activation_function": _ACT,
-        "layer_norm_epsilon": _EPSILON,
-        # transformers makes a table of so many rotations.
-        "n_positions": st.integers(NUM_POSITIONS, 64),
-    },
-    "BloomForCausalLM": lambda _: {"layer_norm_epsilon": _EPSILON},
-    "CohereForCausalLM": lambda _: {
-        "attention_bias": _FLAG,
-        "use_qk_norm": _FLAG,
-        "logit_scale": _SCALE,
-        "layer_norm_eps": _EPSILON,
-        "hidden_act": _ACT,
-    },
-}
-
-#: Families whose heads have keys of their own.
-_EQUAL_HEADS: Final = ("GPT2LMHeadModel", "GPTJForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "GPTNeoXForCausalLM")
-#: Families whose heads have a size of their own, whatever the hidden size is; of the others, some may have.
-_FIXED_HEADS: Final = ("Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
-#: Families whose heads divide the hidden size. transformers measures Phi-3's factors by it.
-_DERIVED_HEADS: Final = (*_EQUAL_HEADS, "Phi3ForCausalLM")
-#: What families call their sizes, where it is not what most do; None: it follows from other sizes or is an option.
-_NAMES: Final[Mapping[str, Mapping[str, str | None]]] = {
-    **dict.fromkeys(
-        ("GPT2LMHeadModel", "GPTJForCausalLM"),
-        {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
-        | {"intermediate_size": None},
-    ),
-    "BloomForCausalLM": {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": None},
-    "OPTForCausalLM": {"intermediate_size": "ffn_dim"},
-}
-#: How families rotate heads, where they do not rotate whole ones by any kind.
-_ROPES: Final[Mapping[str, Callable[[int], Options]]] = {
-    **dict.fromkeys(("GPT2LMHeadModel", "OPTForCausalLM", "BloomForCausalLM"), lambda _: {}),
-    "GPTJForCausalLM": lambda head_dim: {"rotary_dim": st.integers(1, head_dim // 2).map(lambda half: 2 * half)},
-    "GPTNeoXForCausalLM": lambda head_dim: {"rope_parameters": _draw_partial_rope(head_dim, tuple(ROPE_KINDS))},
-    # transformers takes no other kinds for it.
-    "Phi3ForCausalLM": lambda head_dim: {"rope_parameters": _draw_partial_rope(head_dim, ("default", "longrope"))},
-    "Gemma3ForCausalLM": lambda head_dim: {"rope_parameters": _draw_gemma3_ropes(head_dim)},
-}
-
-
-@st.composite
-def _draw_partial_rope(draw: st.DrawFn, head_dim: int, kinds: tuple[str, ...]) -> dict[str, Any]:
+def _draw_rotation(draw: st.DrawFn, family: ShownFamily, head_dim: int) -> dict[str, Any]:
+    """How a model rotates heads of a size."""
+    kinds = family.rope_kinds or tuple(ROPE_KINDS)
+    if family.rope == "none":
+        return {}
+    if family.rope == "heads":
+        return {"rope_parameters": _draw_rope(draw, head_dim, kinds)}
+    if family.rope == "by_layer":
+        # Frequencies of layers with a window do not depend on the length.
+        local = tuple(kind for kind in kinds if kind not in ("dynamic", "longrope"))
+        ropes = {"full_attention": kinds, "sliding_attention": local}
+        return {"rope_parameters": {name: _draw_rope(draw, head_dim, own) for name, own in ropes.items()}}
     rotated = 2 * draw(st.integers(1, head_dim // 2))
-    rope = draw(draw_rope(rotated, kinds))
-    return {"partial_rotary_factor": rotated / head_dim} | rope
+    if family.rope == "dimensions":
+        return {"rotary_dim": rotated}
+    return {"rope_parameters": {"partial_rotary_factor": rotated / head_dim} | _draw_rope(draw, rotated, kinds)}
 
 
 @st.composite
 def draw_geometry(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
     """Attributes of a legal model of a family, as transformers' configuration takes them."""
+    family = FAMILIES[architecture]
     num_heads, num_layers = draw(st.integers(1, 6)), draw(st.integers(1, 2))
-    has_head_dim = architecture in _FIXED_HEADS or (architecture not in _DERIVED_HEADS and draw(_FLAG))
+    has_head_dim = family.heads == "fixed" or (family.heads == "free" and draw(_FLAG))
     # Three ranks divide a hidden size of three at least.
     head_dim = 2 * draw(st.integers(1 if has_head_dim else 2, 8))
     sizes = {
@@ -241,16 +134,19 @@ def draw_geometry(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
     }
     if has_head_dim:
         sizes["head_dim"] = head_dim
-    if architecture not in _EQUAL_HEADS:
+    if family.heads != "equal":
         divisors = [count for count in range(1, num_heads + 1) if num_heads % count == 0]
         sizes["num_key_value_heads"] = draw(st.sampled_from(divisors))
         sizes["max_position_embeddings"] = draw(st.sampled_from([NUM_POSITIONS // 2, 256]))
-    names = _NAMES.get(architecture, {})
-    attributes = {name: size for said, size in sizes.items() if (name := names.get(said, said)) is not None}
-    options = dict(OPTIONS[architecture](num_layers))
-    options |= _ROPES.get(architecture, lambda rotary_dim: {"rope_parameters": draw_rope(rotary_dim)})(head_dim)
-    options["tie_word_embeddings"] = st.just(False) if architecture == "GPTJForCausalLM" else _FLAG
-    return attributes | draw(st.fixed_dictionaries(options))
+    names = {said: family.names.get(said, said) for said in sizes}
+    attributes = {name: sizes[said] for said, name in names.items() if name is not None}
+    options = {"tie_word_embeddings": _FLAG}
+    for name in (*family.options, *family.may_lack):
+        drawn = OPTIONS[name]
+        one = drawn(num_layers) if callable(drawn) else drawn
+        options[name] = st.none() | one if name in family.may_lack else one
+    attributes |= _draw_rotation(draw, family, head_dim)
+    return attributes | draw(st.fixed_dictionaries(options)) | family.fixed
 
 
 #: Values that no attribute accepts whose value is of the type.

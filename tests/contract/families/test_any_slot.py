@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens
-from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+from tests.contract.families.numbers import make_stepper
+from tests.ranks.stepping import Run, run_eagerly, run_exported
 
+#: Five slots and three rows.
 SLOTS = 5
-
-
-def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly) -> Stepper:
-    """Five slots and three rows."""
-    spec = tiny.spec(num_slots=SLOTS, skips_idle=True)
-    return Stepper(
-        spec, tiny.plan(), tiny.checkpoint, context_buckets=(16,), token_buckets=(24, 128), make_run=make_run
-    )
+OPTIONS: dict[str, Any] = {"num_slots": SLOTS, "skips_idle": True}
 
 
 @pytest.mark.parametrize("make_run", [run_eagerly, pytest.param(run_exported, marks=pytest.mark.slow)])
 def test_any_row_reads_any_slot(tiny: TinyModel, make_run: Run) -> None:
-    stepper = make_stepper(tiny, make_run)
+    stepper = make_stepper(tiny, make_run, **OPTIONS)
     sequences = {slot: draw_tokens(12, seed=slot) for slot in range(SLOTS)}
     lengths = {slot: 3 + slot for slot in sequences}
     for slot, tokens in sequences.items():
@@ -35,7 +32,7 @@ def test_any_row_reads_any_slot(tiny: TinyModel, make_run: Run) -> None:
 
 
 def test_rows_behind_the_live_ones_write_nothing(tiny: TinyModel) -> None:
-    stepper = make_stepper(tiny)
+    stepper = make_stepper(tiny, **OPTIONS)
     before = [tensor.clone() for tensor in stepper.state]
     stepper.decode({1: (7, 5), 3: (8, 2)}, packed=True, live_rows=torch.tensor([1], dtype=torch.int32))
     for old, new in zip(before, stepper.state, strict=True):

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bundle.abi.submodels import SubmodelName
-from compiler_svc.trace.graph_spec import GraphSpec
+from tests.checkpoints.ropes import ROPES
 from tests.checkpoints.tiny_models import (
     GEOMETRIES,
-    ROPES,
     TOLERANCE,
     TinyModel,
     deviation,
     draw_tokens,
     write_tiny_model,
 )
-from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+from tests.contract.families.numbers import make_stepper
+from tests.ranks.stepping import Run, run_eagerly, run_exported
 
 BUCKET = 16
 #: What a sequence of up to 128 tokens holds: blocks of 16 in no order, or a slot.
 BLOCKS = {0: (7, 2, 11, 0, 5, 9, 1, 8), 1: (3, 10, 4, 6)}
 SLOTS = {0: (2,), 1: (0,)}
+READING: dict[str, Any] = {"reads_context": True, "skips_idle": True}
+LAYOUTS = {"blocks": READING | {"num_blocks": 12, "block_tokens": 16}, "slots": READING}
 
 
-@pytest.fixture(params=["blocks", "slots"])
+@pytest.fixture(params=LAYOUTS)
 def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -35,12 +38,8 @@ class Sequences:
     """Two sequences side by side; each step computes tokens of one of them, in the row of its number."""
 
     def __init__(self, tiny: TinyModel, layout: str, make_run: Run = run_eagerly) -> None:
-        blocks = {"num_blocks": 12, "block_tokens": 16} if layout == "blocks" else {}
-        spec: GraphSpec = tiny.spec(ctx_batch_size=2, reads_context=True, skips_idle=True, **blocks)
-        self.stepper = Stepper(
-            spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(128,), make_run=make_run
-        )
-        self.blocks = BLOCKS if blocks else SLOTS
+        self.stepper = make_stepper(tiny, make_run, ctx_batch_size=2, **LAYOUTS[layout])
+        self.blocks = BLOCKS if layout == "blocks" else SLOTS
         self.tokens = {number: draw_tokens(100, seed=number) for number in self.blocks}
         self.tiny = tiny
 
@@ -88,10 +87,8 @@ def test_chunks_of_a_long_prompt_are_rotated_as_the_whole(tmp_path: Path, kind: 
     """Frequencies depend on the length: a prompt of 40 tokens has those of 40 in its first chunk already."""
     attributes = {"rope_parameters": ROPES[kind], "max_position_embeddings": 24}
     tiny = write_tiny_model(tmp_path, GEOMETRIES["gqa-llama3-tied"] | attributes)
-    blocks = {"num_blocks": 12, "block_tokens": 16} if layout == "blocks" else {}
-    spec = tiny.spec(reads_context=True, skips_idle=True, **blocks)
-    stepper = Stepper(spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(128,))
-    tokens, places = draw_tokens(50), (BLOCKS if blocks else SLOTS)[0]
+    stepper = make_stepper(tiny, **LAYOUTS[layout])
+    tokens, places = draw_tokens(50), (BLOCKS if layout == "blocks" else SLOTS)[0]
     given = [
         *(("context_encoding", BUCKET, start, 8) for start in (0, 8, 16, 24, 32)),
         *(("token_generation", 128, start, 1) for start in range(40, 44)),

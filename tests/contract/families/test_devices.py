@@ -15,6 +15,7 @@ from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.submodels import describe_submodel
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import TinyModel, write_tiny_model
+from tests.covering import cover
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 
@@ -36,13 +37,19 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("submodel", ["context_encoding", "token_generation"])
-@pytest.mark.parametrize("padding_side", ["right", "left"])
-@pytest.mark.parametrize("tp_degree", [1, 2])
-def test_graphs_stay_on_the_device_of_their_inputs(
-    tiny: TinyModel, submodel: SubmodelName, padding_side: str, tp_degree: int
-) -> None:
-    check(tiny, submodel, {"temperature": 0.0}, padding_side=padding_side, tp_degree=tp_degree)
+@pytest.mark.parametrize(
+    "case",
+    cover(
+        {
+            "submodel": ["context_encoding", "token_generation"],
+            "padding_side": ["right", "left"],
+            "tp_degree": [1, 2],
+        }
+    ),
+    ids=lambda case: "-".join(map(str, case.values())),
+)
+def test_graphs_stay_on_the_device_of_their_inputs(tiny: TinyModel, case: dict[str, Any]) -> None:
+    check(tiny, sampling={"temperature": 0.0}, **case)
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
-from compiler_svc.golden.check import Reference
+from compiler_svc.golden.reference import Reference
 from compiler_svc.models.errors import ModelConfigInvalid
 from compiler_svc.models.registry import describe_model, find_family, list_attributes, list_families
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
+from tests.checkpoints.families import FAMILIES
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation
-from tests.contract.families.geometries import GEOMETRIES, Geometry
+from tests.contract.families.geometries import Geometry
 from tests.ranks.stepping import run_exported
 from tests.unit.compiler_svc.sharding.test_ranks import (
     NUM_PROMPT_TOKENS,
@@ -23,13 +23,10 @@ from tests.unit.compiler_svc.sharding.test_ranks import (
     generate_together,
 )
 
-#: How many attributes beside the required ones have defaults, where they are fewer than five.
-NUM_DEFAULTS = {"BloomForCausalLM": 2}
-
 
 def test_every_family_is_shown() -> None:
-    assert GEOMETRIES.keys() == list_families().keys()
-    assert all(len(geometries) == 3 for geometries in GEOMETRIES.values())
+    assert FAMILIES.keys() == list_families().keys()
+    assert all(len(family.geometries) >= 3 and family.parity for family in FAMILIES.values())
 
 
 def test_the_attributes_that_count_are_those_that_are_read(tiny: TinyModel) -> None:
@@ -59,23 +56,23 @@ def test_the_attributes_that_count_are_those_that_are_read(tiny: TinyModel) -> N
 
 
 def test_defaults_are_those_of_transformers(geometry: Geometry, tiny: TinyModel) -> None:
-    family = find_family({"architectures": [geometry.architecture]})
+    family, shown = find_family({"architectures": [geometry.architecture]}), FAMILIES[geometry.architecture]
     # As many heads as KV heads by default in any family, and as large as dimensions are rotated by default.
     large = {family.names.list_names("num_attention_heads")[0]: 32, family.names.list_names("hidden_size")[0]: 2048}
-    given = {name: tiny.checkpoint.config[name] for name in geometry.required} | large
+    given = {name: tiny.checkpoint.config[name] for name in shown.required} | large
     reference = type(tiny.model).config_class(**given)
-    config = family.parse_config(given, geometry.architecture)
-    own = {one.name: (*family.names.list_names(one.name), "")[0] for one in fields(config)}
+    config = describe_model(given | {"architectures": [geometry.architecture]}).numeric_config
+    own = {name: (*family.names.list_names(name), "")[0] for name in config}
     compared = [field for field, name in own.items() if name and hasattr(reference, name)]
-    assert len(compared) >= len(geometry.required) + NUM_DEFAULTS.get(geometry.architecture, 5)
+    assert len(compared) >= len(shown.required) + shown.num_defaults
     for field in compared:
         expected = getattr(reference, own[field])
         is_derived = expected is None and own[field] in {"head_dim", "n_inner"}
-        assert getattr(config, field) == expected or is_derived, field
+        assert config[field] == expected or is_derived, field
 
 
 def test_attributes_that_shape_the_weights_are_required(geometry: Geometry, tiny: TinyModel) -> None:
-    for name in geometry.required:
+    for name in FAMILIES[geometry.architecture].required:
         config = {key: value for key, value in tiny.checkpoint.config.items() if key != name}
         with pytest.raises(ModelConfigInvalid) as caught:
             describe_model(config)

@@ -9,16 +9,10 @@ import torch
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import describe_submodel
 from tests.checkpoints.tiny_models import GEOMETRIES, TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
-from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+from tests.contract.families.numbers import make_stepper
+from tests.ranks.stepping import Stepper, run_exported
 
 BUCKET = 16
-
-
-def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly, *, ctx_batch_size: int = 1) -> Stepper:
-    spec = tiny.spec(padding_side="left", ctx_batch_size=ctx_batch_size)
-    return Stepper(
-        spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET, 64), token_buckets=(24, 128), make_run=make_run
-    )
 
 
 @torch.no_grad()
@@ -32,12 +26,12 @@ def padded_logits(tiny: TinyModel, prompts: list[list[int]], bucket: int) -> tor
 
 
 def test_prompts_at_the_edges_of_buckets(tiny: TinyModel) -> None:
-    check_edges(tiny, make_stepper(tiny))
+    check_edges(tiny, make_stepper(tiny, padding_side="left"))
 
 
 def test_exported_graphs_compute_the_same(tmp_path: Path) -> None:
     tiny = write_tiny_model(tmp_path, GEOMETRIES["gqa-llama3-tied"])
-    check_edges(tiny, make_stepper(tiny, run_exported))
+    check_edges(tiny, make_stepper(tiny, run_exported, padding_side="left"))
 
 
 def check_edges(tiny: TinyModel, stepper: Stepper) -> None:
@@ -51,7 +45,7 @@ def check_edges(tiny: TinyModel, stepper: Stepper) -> None:
 
 def test_prompts_of_different_lengths_in_one_step(tiny: TinyModel) -> None:
     """A whole bucket, one token and an idle row; then each continues from its own keys and values."""
-    stepper = make_stepper(tiny, ctx_batch_size=3)
+    stepper = make_stepper(tiny, padding_side="left", ctx_batch_size=3)
     prompts = {2: draw_tokens(BUCKET, seed=1), 0: draw_tokens(1, seed=2)}
     logits = stepper.prefill(prompts)["logits"]
     expected = padded_logits(tiny, list(prompts.values()), BUCKET)
@@ -66,8 +60,7 @@ def test_prompts_of_different_lengths_in_one_step(tiny: TinyModel) -> None:
 
 def test_keys_and_values_are_those_of_right_padding(tiny: TinyModel) -> None:
     prompt = draw_tokens(5)
-    left = make_stepper(tiny)
-    right = Stepper(tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(24,))
+    left, right = (make_stepper(tiny, padding_side=side) for side in ("left", "right"))
     for stepper in (left, right):
         stepper.prefill({1: prompt})
     num_slots = left.spec.num_slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bundle.errors import KilnError
 from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.config.document import parse_document
 from compiler_svc.config.interchange import to_neuron_config_json
-from compiler_svc.golden.check import Reference
+from compiler_svc.golden.reference import Reference
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.registry import describe_model, list_nested_families
 from compiler_svc.planning.admission import warn_of_parts_left_out
@@ -56,8 +57,9 @@ def read_tensors(tiny: TinyModel) -> dict[str, torch.Tensor]:
 
 def override(checkpoint: Checkpoint, **document: Any) -> tuple[Checkpoint, InferenceConfig]:
     given = resolve_config(document, checkpoint_dtype=None).config
-    changes, _ = keep_changes(checkpoint, given)
-    return override_model(checkpoint, changes), changes
+    changes, _ = keep_changes(checkpoint, given.model_attributes, given.attribute_map)
+    given = replace(given, model_attributes=changes)
+    return override_model(checkpoint, given), given
 
 
 def test_every_architecture_is_shown() -> None:
@@ -132,8 +134,8 @@ def test_the_configuration_that_a_bundle_has_changes_nothing(nested: TinyModel) 
         ({"text_config": 3}, ModelConfigInvalid, "text_config"),
         ({"text_config": {"model_type": "qwen2"}}, ModelNotServed, "text_config.model_type"),
         ({"text_config": {"hidden_size": "64"}}, ModelConfigInvalid, "hidden_size"),
-        ({"text_config": {"quantization_config": {"bits": 4}}}, ModelNotServed, "quantization_config"),
-        ({"quantization_config": {"bits": 4}}, ModelNotServed, "quantization_config"),
+        ({"text_config": {"quantization_config": {"bits": 4}}}, ModelNotServed, "quantization_config.quant_method"),
+        ({"quantization_config": {"bits": 4}}, ModelNotServed, "quantization_config.quant_method"),
     ],
 )
 def test_mistakes_are_named(

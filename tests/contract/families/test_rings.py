@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,30 +11,23 @@ import torch
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.submodels import describe_state
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens
-from tests.contract.families.geometries import Geometry, parameters
-from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+from tests.contract.families.numbers import make_stepper
+from tests.ranks.stepping import Run, run_eagerly, run_exported
 
+#: Of the geometries that are shown.
+ATTRIBUTE = "sliding_window"
 BUCKET, SLOTS, LENGTH = 16, 4, 120
-
-
-@pytest.fixture(
-    scope="module", params=[one for one in parameters() if one.values[0].attributes.get("sliding_window") is not None]
-)
-def geometry(request: pytest.FixtureRequest) -> Geometry:
-    return request.param
 
 
 class Sequences:
     """Sequences of 120 tokens that take any row; rings of 32 positions or more."""
 
     def __init__(self, tiny: TinyModel, make_run: Run = run_eagerly) -> None:
-        spec = tiny.spec(num_slots=SLOTS, ctx_batch_size=2, reads_context=True, skips_idle=True, largest_step=BUCKET)
-        rings = [tensor for tensor in describe_state(spec).tensors if tensor.window]
+        options: Any = {"num_slots": SLOTS, "ctx_batch_size": 2, "reads_context": True, "skips_idle": True}
+        self.stepper = make_stepper(tiny, make_run, context_buckets=(8, BUCKET), largest_step=BUCKET, **options)
+        rings = [tensor for tensor in describe_state(self.stepper.spec).tensors if tensor.window]
         assert rings
         assert all(2 * tensor.num_positions < LENGTH for tensor in rings)
-        self.stepper = Stepper(
-            spec, tiny.plan(), tiny.checkpoint, context_buckets=(8, BUCKET), token_buckets=(24, 128), make_run=make_run
-        )
         self._tiny = tiny
         self.tokens: dict[int, list[int]] = {}
         self._expected: dict[int, torch.Tensor] = {}
@@ -105,9 +99,8 @@ def test_as_many_tokens_are_taken_back_as_the_state_says(tiny: TinyModel) -> Non
 
 
 def test_padding_on_the_left_fills_rings_too(tiny: TinyModel) -> None:
-    spec = tiny.spec(padding_side="left", largest_step=BUCKET)
-    assert describe_state(spec).max_rewound_tokens
-    stepper = Stepper(spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(128,))
+    stepper = make_stepper(tiny, context_buckets=(BUCKET,), padding_side="left", largest_step=BUCKET)
+    assert describe_state(stepper.spec).max_rewound_tokens
     tokens = draw_tokens(100)
     expected = tiny.logits(tokens)
     assert deviation(stepper.prefill({1: tokens[:11]})["logits"][0], expected[10]) < TOLERANCE

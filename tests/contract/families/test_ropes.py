@@ -13,7 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from compiler_svc.models.errors import ModelError
 from compiler_svc.models.registry import describe_model, list_families
 from compiler_svc.models.rope_config import FIXED_ROPE_KINDS, ROPE_KINDS
-from tests.checkpoints.tiny_models import ROPES
+from tests.checkpoints.families import FAMILIES as SHOWN
+from tests.checkpoints.ropes import ROPES
 from tests.contract.families.numbers import check_numbers
 
 #: A new kind of transformers is a case here, whether it is served or not.
@@ -26,15 +27,9 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 40,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
     "max_position_embeddings": 24,
-}
-OWN_SIZES: dict[str, dict[str, Any]] = {
-    "Gemma2ForCausalLM": {"head_dim": 8, "num_key_value_heads": 2},
-    "Gemma3ForCausalLM": {"head_dim": 8, "num_key_value_heads": 2},
-    "Phi3ForCausalLM": {"original_max_position_embeddings": 24},
-    "Qwen2ForCausalLM": {"num_key_value_heads": 2},
-    "Qwen3ForCausalLM": {"head_dim": 8, "num_key_value_heads": 2},
-    "MistralForCausalLM": {"head_dim": 8, "num_key_value_heads": 2},
 }
 
 
@@ -42,7 +37,18 @@ def make_attributes(architecture: str, kind: str) -> dict[str, Any]:
     rope = dict(ROPES[kind])
     if architecture == "GPTNeoXForCausalLM" and kind != "proportional":
         rope["partial_rotary_factor"] = 1.0
-    return SIZES | OWN_SIZES.get(architecture, {}) | {"rope_parameters": rope}
+    own = {"original_max_position_embeddings": 24} if architecture == "Phi3ForCausalLM" else {}
+    return SIZES | own | {"rope_parameters": rope}
+
+
+def pair_with_kinds() -> list[Any]:
+    """Families and kinds. `make test` takes all kinds of families that show all or take few, one of each other."""
+    pairs = []
+    for number, architecture in enumerate(one for one in FAMILIES if one != "Gemma3ForCausalLM"):
+        shown = SHOWN[architecture]
+        taken = KINDS if shown.shows is None or shown.rope_kinds else (KINDS[number % len(KINDS)],)
+        pairs += [pytest.param(architecture, kind, marks=[] if kind in taken else [pytest.mark.slow]) for kind in KINDS]
+    return pairs
 
 
 def make_gemma3_attributes(full: str, sliding: str) -> dict[str, Any]:
@@ -64,8 +70,7 @@ def test_every_kind_of_transformers_has_numbers() -> None:
     assert {rope["rope_type"] for rope in ROPES.values()} == {*KINDS} == {*ROPE_KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("architecture", [one for one in FAMILIES if one != "Gemma3ForCausalLM"])
+@pytest.mark.parametrize(("architecture", "kind"), pair_with_kinds())
 def test_within_and_beyond_the_original_length(architecture: str, kind: str) -> None:
     """Generation crosses the original length of 24 tokens, and then a prompt has more, in chunks."""
     attributes = make_attributes(architecture, kind)

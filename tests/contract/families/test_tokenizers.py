@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from compiler_svc.builds.tokenizer_converter import Converted, convert_directory
+from compiler_svc.builds.tokenizer_converter import Conversion, Converted, convert
 from compiler_svc.models.registry import list_families
 from compiler_svc.weights.tokenizer_sources import SOURCES
 from execution.text.bundle_text import BundleText
@@ -39,7 +39,8 @@ class Tokenizers:
         self.reference = self._load_reference(path)
         if not (path / "tokenizer.json").exists():
             source = next(one for one in SOURCES if all((path / name).exists() for name in one.files))
-            converted = convert_directory(source.kind, path, list_families()[architecture].tokenizer_classes)
+            classes = list_families()[architecture].tokenizer_classes
+            converted = convert(Conversion(kind=source.kind, directory=path, classes=classes))
             assert isinstance(converted, Converted), converted
             (path / "tokenizer.json").write_bytes(converted.tokenizer)
         load = Load(tokenizer=str(path / "tokenizer.json"), tokenizer_config=str(path / "tokenizer_config.json"))

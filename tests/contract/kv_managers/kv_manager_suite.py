@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from runtime_svc.engine.kv.manager import KvManager, Placement
-from runtime_svc.engine.request import Request, SamplingParams, Session, StopConditions, Timeline
+from runtime_svc.engine.request import Request, Session
+from tests.ranks import scheduling
 
 #: What `make_kv` has room for: so many requests of so many tokens, and no more.
 NUM_REQUESTS = 3
@@ -15,8 +14,7 @@ NUM_TOKENS = 8
 
 
 def make_request(name: str, session: Session | None = None, *, tokens: tuple[int, ...] = (5,) * NUM_TOKENS) -> Request:
-    sampling = SamplingParams(0.0, 0, 1.0, 0)
-    return Request(name, tokens, sampling, StopConditions(9), Timeline(0.0), session=session)
+    return scheduling.make_request(name, tokens, session=session)
 
 
 def make_session(name: str) -> Session:
@@ -59,30 +57,6 @@ class KvManagerSuite:
         """An empty cache for NUM_REQUESTS requests of NUM_TOKENS tokens."""
         raise NotImplementedError
 
-    def test_what_a_request_holds_stays_as_it_grows(self) -> None:
-        kv, request = self.make_kv(), make_request("a")
-        placement = reserve(kv, request, 1)
-        for num_computed in range(1, NUM_TOKENS):
-            request.num_computed_tokens = num_computed
-            kv.check_integrity([request])
-            grown = reserve(kv, request, 1)
-            assert grown.blocks[: len(placement.blocks)] == placement.blocks
-            placement = grown
-
-    def test_reserving_the_same_again_changes_nothing(self) -> None:
-        kv, request = self.make_kv(), make_request("a")
-        placement = reserve(kv, request, NUM_TOKENS)
-        assert kv.reserve(request, NUM_TOKENS) == placement
-        assert kv.reserve(request, 1) == placement
-        kv.check_integrity([request])
-
-    def test_all_room_can_be_given_and_each_part_once(self) -> None:
-        kv = self.make_kv()
-        requests = fill(kv)
-        kv.check_integrity(requests)
-        blocks = [block for request in requests for block in reserve(kv, request, 1).blocks]
-        assert len(blocks) == len(set(blocks))
-
     def test_no_room_changes_nothing_until_a_request_ends(self) -> None:
         kv = self.make_kv()
         requests, late = fill(kv), make_request("late")
@@ -113,14 +87,6 @@ class KvManagerSuite:
         assert [kv.release(request) for request in requests] == held
         assert kv.release(requests[0]) == 0
         assert kv.num_used_blocks == 0
-
-    def test_reset_leaves_requests_what_they_hold(self) -> None:
-        kv, request = self.make_kv(), make_request("a")
-        placement = reserve(kv, request, 3)
-        request.num_computed_tokens = 3
-        kv.reset()
-        kv.check_integrity([request])
-        assert reserve(kv, request, 1).blocks[: len(placement.blocks)] == placement.blocks
 
     @pytest.mark.parametrize("num_kept", [1, 5, 6, NUM_TOKENS - 1])
     def test_a_session_continues_behind_all_that_its_last_request_computed(self, num_kept: int) -> None:
@@ -256,29 +222,3 @@ class KvManagerSuite:
         kv.release(request)
         with pytest.raises(AssertionError, match="lost"):
             kv.check_integrity([request])
-
-    @pytest.mark.parametrize("seed", range(20))
-    def test_nothing_is_lost_or_shared_whatever_happens(self, seed: int) -> None:
-        """Each move makes a request grow by some tokens, or ends it if the number is 0."""
-        source = random.Random(seed)
-        moves = [(source.randint(0, NUM_REQUESTS), source.randint(0, NUM_TOKENS)) for _ in range(40)]
-        kv, requests = self.make_kv(), [make_request(f"{index}") for index in range(NUM_REQUESTS + 1)]
-        held: dict[Request, Placement] = {}
-        for index, num_tokens in moves:
-            request = requests[index]
-            if not num_tokens:
-                kv.release(request)
-                held.pop(request, None)
-                request.num_computed_tokens = 0
-            elif request.num_computed_tokens + num_tokens <= NUM_TOKENS:
-                placement = kv.reserve(request, num_tokens)
-                if placement is not None:
-                    held[request] = placement
-                    request.num_computed_tokens += num_tokens
-            kv.check_integrity(list(held))
-            blocks = [block for placement in held.values() for block in placement.blocks]
-            assert len(blocks) == len(set(blocks))
-        for request in requests:
-            kv.release(request)
-        kv.check_integrity([])
-        fill(kv)

@@ -2,19 +2,20 @@ import fcntl
 import json
 import os
 import stat
-import subprocess
-import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from bundle.digest import sha256_bytes
-from bundle.errors import BlobNotFound, LayoutInvalid
-from bundle.layout import Layout
+from bundle.digest import CHUNK_SIZE_BYTES, sha256_bytes
+from bundle.errors import BlobCorrupt, BlobNotFound, LayoutInvalid
+from bundle.store.blob_writer import StoredBlob
+from bundle.store.layout import Layout
 from tests.bundles.samples import list_manifest, put_chunks
-from tests.contract.stores.store_suite import StoreSuite
 from tests.opened_files import record_opened_files
-from tests.repository import ROOT
+
+ABSENT = "sha256:" + "0" * 64
 
 
 @pytest.fixture
@@ -22,10 +23,107 @@ def layout(tmp_path: Path) -> Layout:
     return Layout.create(tmp_path / "layout")
 
 
-class TestLayoutAsStore(StoreSuite):
-    @pytest.fixture
-    def store(self, layout: Layout) -> Layout:
-        return layout
+@pytest.mark.parametrize("data", [b"", b"abc", bytes(CHUNK_SIZE_BYTES + 1)], ids=["empty", "small", "chunks"])
+def test_bytes_come_back_under_their_digest(layout: Layout, data: bytes) -> None:
+    stored = layout.put_blob(data)
+    assert stored == StoredBlob(sha256_bytes(data), len(data))
+    assert layout.has(stored.digest)
+    assert layout.stored(stored.digest) == stored
+    with layout.open_blob(stored.digest) as blob:
+        assert blob.read() == data
+    assert layout.blob_path(stored.digest).read_bytes() == data
+
+
+def test_equal_bytes_are_stored_once(layout: Layout) -> None:
+    first = layout.put_blob(b"same")
+    inode = layout.blob_path(first.digest).stat().st_ino
+    assert layout.put_blob(b"same") == first
+    assert list(layout.list_blobs()) == [first.digest]
+    assert layout.blob_path(first.digest).stat().st_ino == inode
+
+
+def test_blob_is_invisible_until_commit(layout: Layout) -> None:
+    digest = sha256_bytes(b"onetwo")
+    with layout.new_blob() as blob:
+        blob.write(b"one")
+        blob.write(memoryview(b"two"))
+        assert not layout.has(digest)
+        assert list(layout.list_blobs()) == []
+        assert blob.commit() == StoredBlob(digest, 6)
+        assert layout.has(digest)
+
+
+def test_blob_without_commit_leaves_nothing(layout: Layout) -> None:
+    with layout.new_blob() as blob:
+        blob.write(b"abandoned")
+    with suppress(ZeroDivisionError), layout.new_blob() as blob:
+        blob.write(b"failed")
+        raise ZeroDivisionError
+    assert list(layout.list_blobs()) == []
+
+
+def test_expected_digest_is_enforced(layout: Layout) -> None:
+    expected = sha256_bytes(b"expected")
+    with layout.new_blob(expected_digest=expected) as blob:
+        blob.write(b"something else")
+        with pytest.raises(BlobCorrupt) as caught:
+            blob.commit()
+    assert caught.value.metadata["digest"] == expected
+    assert caught.value.metadata["actual"] == sha256_bytes(b"something else")
+    assert list(layout.list_blobs()) == []
+    with layout.new_blob(expected_digest=expected) as blob:
+        blob.write(b"expected")
+        blob.commit()
+    assert layout.has(expected)
+
+
+def test_copying_a_file_leaves_it(layout: Layout, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"file" * CHUNK_SIZE_BYTES)
+    stored = layout.ingest_file(source)
+    assert stored == StoredBlob(sha256_bytes(b"file" * CHUNK_SIZE_BYTES), 4 * CHUNK_SIZE_BYTES)
+    source.write_bytes(b"changed afterwards")
+    assert layout.blob_path(stored.digest).stat().st_size == stored.size_bytes
+
+
+def test_moving_a_file_takes_it(layout: Layout, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"file")
+    stored = layout.ingest_file(source, move=True)
+    assert stored == StoredBlob(sha256_bytes(b"file"), 4)
+    assert not source.exists()
+    assert layout.blob_path(stored.digest).read_bytes() == b"file"
+    source.write_bytes(b"file")
+    assert layout.ingest_file(source, move=True) == stored
+    assert not source.exists()
+
+
+def test_deleted_blob_is_gone_but_stays_open(layout: Layout) -> None:
+    digest = layout.put_blob(b"soon gone").digest
+    with layout.open_blob(digest) as blob:
+        assert layout.delete_blob(digest) == 9
+        assert blob.read() == b"soon gone"
+    assert not layout.has(digest)
+    assert list(layout.list_blobs()) == []
+
+
+def test_absent_blob_is_named(layout: Layout) -> None:
+    assert not layout.has(ABSENT)
+    for access in (layout.stored, layout.open_blob, layout.blob_path, layout.delete_blob):
+        with pytest.raises(BlobNotFound, match=ABSENT):
+            access(ABSENT)
+
+
+def test_threads_may_write_at_once(layout: Layout) -> None:
+    contents = [bytes([n % 5]) * (1000 + n % 5) for n in range(40)]
+    results: list[StoredBlob] = []
+    threads = [threading.Thread(target=lambda d=data: results.append(layout.put_blob(d))) for data in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == sorted(StoredBlob(sha256_bytes(data), len(data)) for data in contents)
+    assert set(layout.list_blobs()) == {sha256_bytes(data) for data in contents}
 
 
 def test_directory_is_an_oci_image_layout(layout: Layout) -> None:
@@ -191,23 +289,3 @@ def test_names_appear_after_their_bytes_are_on_the_disk(layout: Layout, monkeypa
     steps.clear()
     list_manifest(layout, layout.stored(digest))
     assert steps == ["sync .index.json.new", "rename .index.json.new index.json", "sync layout"]
-
-
-PUBLISH_MANY = """
-import sys
-from pathlib import Path
-from bundle.layout import Layout
-from tests.opened_files import record_opened_files
-from tests.bundles.samples import publish_sample
-layout = Layout(Path(sys.argv[1]))
-for n in range(6):
-    publish_sample(layout, version=f"{sys.argv[2]}.{n}", ref_name=f"bundle-{sys.argv[2]}:v{n}")
-"""
-
-
-def test_processes_publish_at_once(layout: Layout) -> None:
-    command = [sys.executable, "-c", PUBLISH_MANY, str(layout.root)]
-    processes = [subprocess.Popen([*command, str(n)], cwd=ROOT) for n in range(4)]
-    assert [process.wait(timeout=60) for process in processes] == [0] * 4
-    names = {entry.ref_name for entry in layout.read_index().manifests}
-    assert names == {f"bundle-{process}:v{n}" for process in range(4) for n in range(6)}

@@ -18,8 +18,8 @@ from compiler_svc.planning.graph_check import GraphCheck, check_graphs, require_
 from compiler_svc.trace.submodel_document import MAKE_MODULE
 from compiler_svc.weights.checkpoint import Checkpoint
 from targets.neuron import NEURON_PYTHON
+from tests.checkpoints.families import FAMILIES
 from tests.checkpoints.tiny_models import TinyModel, write_tiny_model
-from tests.contract.families.geometries import GEOMETRIES
 from tests.neuron.standin import make_interpreter
 
 TARGET: Final = "trn2"
@@ -41,7 +41,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_model(directory: Path, architecture: str) -> TinyModel:
-    name, attributes = next(iter(GEOMETRIES[architecture].items()))
+    name, attributes = next(iter(FAMILIES[architecture].geometries.items()))
     return write_tiny_model(directory / name, attributes, architecture=architecture)
 
 

@@ -16,8 +16,9 @@ from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state
 from execution.collectives import operators
+from tests.checkpoints.ropes import ROPES
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
-from tests.checkpoints.tiny_models import ROPES, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.checkpoints.tiny_models import TinyModel, deviation, draw_tokens, write_tiny_model
 from tests.device.xla.graphs import check_graph
 from tests.device.xla.models import FAMILIES, MODELS
 from tests.device.xla.traces import Traces

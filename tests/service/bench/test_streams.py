@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from bundle.manifest import Serving
 from tests.servers.runtime import Runtime, serve_runtime
 
 STEP_S = 0.01
+CROWD: dict[str, Any] = {"deployment": "d", "streams": 2, "context": 4, "steps": 5, "prompt": 32}
 BUCKETS = {"num_slots": 3, "prompt_buckets": (8, 64), "token_buckets": (256,)}
 
 
@@ -28,8 +30,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def test_a_prompt_in_chunks_delays_a_crowd_by_one_at_a_time(served: Runtime) -> None:
     await served.deploy(**BUCKETS, flags=(COMPUTED_CONTEXT,))
-    options = {"address": served.address, "deployment": "d", "streams": 2, "context": 4}
-    measured = await asyncio.to_thread(crowd, **options, steps=5, prompt=32, max_tokens=200)
+    measured = await asyncio.to_thread(crowd, address=served.address, **CROWD, max_tokens=200)
     # Four chunks, and a step of the streams behind each but the last.
     assert measured["first_s"] >= 6 * STEP_S
     assert len(measured["calm"]) >= 2 * 3
@@ -41,9 +42,8 @@ async def test_a_prompt_in_chunks_delays_a_crowd_by_one_at_a_time(served: Runtim
 
 async def test_streams_that_end_before_the_prompt_has_a_token_are_an_error(served: Runtime) -> None:
     await served.deploy(**BUCKETS, flags=(COMPUTED_CONTEXT,))
-    options = {"address": served.address, "deployment": "d", "streams": 2, "context": 4}
     with pytest.raises(ValueError, match="ended within 6 tokens"):
-        await asyncio.to_thread(crowd, **options, steps=5, prompt=32, max_tokens=6)
+        await asyncio.to_thread(crowd, address=served.address, **CROWD, max_tokens=6)
 
 
 @pytest.mark.parametrize("is_cached", [True, False])

@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from bundle.catalog import find_bundle, list_bundles
 from bundle.errors import BundleNotFound
-from bundle.layout import Layout
-from bundle.oci import Index
-from bundle.referrers import add_referrer
+from bundle.store.catalog import find_bundle, list_bundles
+from bundle.store.layout import Layout
+from bundle.store.oci import Index
+from bundle.store.referrers import add_referrer
 from tests.bundles.samples import DIGESTS, publish_sample, unlist_manifest
 from tests.repository import ROOT
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout.create(tmp_path / "layout")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -66,12 +66,11 @@ def test_options_that_do_not_exist(make: Callable[..., object]) -> None:
         make("models/tiny", {}, optimisation_level=1)
 
 
-async def test_progress_is_reported_in_order(server: ScriptedServer) -> None:
-    server.script("Compile", samples.OPERATION)
+async def test_progress_is_reported_in_order(compiling: ScriptedServer) -> None:
     stages = ["QUEUED", "TRACE", "LOWER", "DONE"]
-    server.script("WatchCompile", [*map(samples.watch_progress, stages), samples.watch_result()])
+    compiling.script("WatchCompile", [*map(samples.watch_progress, stages), samples.watch_result()])
     seen: list[str] = []
-    async with AsyncCompiler(server.address) as compiler:
+    async with AsyncCompiler(compiling.address) as compiler:
         await compiler.compile(
             REQUEST,
             on_start=seen.append,
@@ -80,47 +79,42 @@ async def test_progress_is_reported_in_order(server: ScriptedServer) -> None:
     assert seen == ["operations/7", *(f"COMPILE_STAGE_{stage}" for stage in stages)]
 
 
-async def test_failed_compile_raises_its_status(server: ScriptedServer) -> None:
-    server.script("Compile", samples.OPERATION)
+async def test_failed_compile_raises_its_status(compiling: ScriptedServer) -> None:
     failure = refusal("INTERNAL", "LOWERING_FAILED", "g++ failed", tag="token_generation_256")
-    server.script("WatchCompile", [compiler_pb2.WatchCompileResponse(error=failure)])
-    async with AsyncCompiler(server.address) as compiler:
+    compiling.script("WatchCompile", [compiler_pb2.WatchCompileResponse(error=failure)])
+    async with AsyncCompiler(compiling.address) as compiler:
         with pytest.raises(errors.Internal, match="g\\+\\+ failed") as caught:
             await compiler.compile(REQUEST)
     assert caught.value.metadata == {"tag": "token_generation_256", "operation": "operations/7"}
 
 
-async def test_watch_without_an_end_is_an_error(server: ScriptedServer) -> None:
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("TRACE")])
-    async with AsyncCompiler(server.address) as compiler:
+async def test_watch_without_an_end_is_an_error(compiling: ScriptedServer) -> None:
+    compiling.script("WatchCompile", [samples.watch_progress("TRACE")])
+    async with AsyncCompiler(compiling.address) as compiler:
         with pytest.raises(errors.StreamIncomplete, match="no result"):
             await compiler.compile(REQUEST)
 
 
 @pytest.mark.parametrize("answer", [Empty(), refusal("NOT_FOUND", "OPERATION_NOT_FOUND")])
-async def test_cancelling_the_call_cancels_the_operation(server: ScriptedServer, answer: object) -> None:
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
-    server.script("CancelOperation", answer)
+async def test_cancelling_the_call_cancels_the_operation(compiling: ScriptedServer, answer: object) -> None:
+    compiling.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
+    compiling.script("CancelOperation", answer)
     lowering = asyncio.Event()
-    async with AsyncCompiler(server.address) as compiler:
+    async with AsyncCompiler(compiling.address) as compiler:
         task = asyncio.create_task(compiler.compile(REQUEST, on_progress=lambda _: lowering.set()))
         await lowering.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
-        assert await asyncio.to_thread(server.cancelled["WatchCompile"].wait, HANG_S)
+        assert [request.name for request in compiling.requests["CancelOperation"]] == ["operations/7"]
+        assert await asyncio.to_thread(compiling.cancelled["WatchCompile"].wait, HANG_S)
 
 
-def test_interrupting_a_blocking_compile_cancels_the_operation(server: ScriptedServer) -> None:
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
-    server.script("CancelOperation", Empty())
+def test_interrupting_a_blocking_compile_cancels_the_operation(compiling: ScriptedServer) -> None:
+    compiling.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
     program = (
         "from kiln_client import Compiler, compile_request\n"
-        f"compiler = Compiler({server.address!r})\n"
+        f"compiler = Compiler({compiling.address!r})\n"
         "show = lambda progress: print('lowering', flush=True)\n"
         "compiler.compile(compile_request('tiny', 'models/tiny', {}), on_progress=show)\n"
     )
@@ -132,13 +126,12 @@ def test_interrupting_a_blocking_compile_cancels_the_operation(server: ScriptedS
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=HANG_S)
     assert "KeyboardInterrupt" in complaint
-    assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
+    assert [request.name for request in compiling.requests["CancelOperation"]] == ["operations/7"]
 
 
-def test_blocking_call_from_a_callback_is_refused_rather_than_hung(server: ScriptedServer) -> None:
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("LOWER"), samples.watch_result()])
-    with Compiler(server.address) as compiler, pytest.raises(RuntimeError, match="callback"):
+def test_blocking_call_from_a_callback_is_refused_rather_than_hung(compiling: ScriptedServer) -> None:
+    compiling.script("WatchCompile", [samples.watch_progress("LOWER"), samples.watch_result()])
+    with Compiler(compiling.address) as compiler, pytest.raises(RuntimeError, match="callback"):
         compiler.compile(REQUEST, on_progress=lambda _: compiler.cancel_operation("operations/7"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
-from kiln_client import AsyncRuntime, CompletionBuilder, errors
+from kiln_client import AsyncRuntime, errors
 
 from tests.servers import responses as samples
 from tests.servers.scripted_server import ScriptedServer, refusal
@@ -34,29 +34,9 @@ async def test_several_sequences(server: ScriptedServer) -> None:
             await runtime.complete("demo", "x", num_sequences=2)
         with pytest.raises(ValueError, match="2 sequences"):
             await runtime.complete("demo", "x")
-
-
-async def test_a_sequence_without_an_end(server: ScriptedServer) -> None:
-    server.script("Generate", [*samples.several_sequences()[:4], samples.finished(4)])
-    async with AsyncRuntime(server.address) as runtime:
+        server.script("Generate", [*samples.several_sequences()[:4], samples.finished(4)])
         with pytest.raises(errors.StreamIncomplete, match="no finished event of sequence 1"):
             await runtime.complete_sequences("demo", "x", num_sequences=2)
-
-
-@pytest.mark.parametrize(
-    ("event", "reason", "stop"),
-    [
-        (samples.finished(1, "STOP_STRING", stop_string="END"), "stop_string", "END"),
-        (samples.finished(1, "STOP_TOKEN", stop_token_id=0), "stop_token", 0),
-        (samples.finished(1, "TIME"), "time", None),
-    ],
-)
-def test_what_stopped_it(event: GenerateResponse, reason: str, stop: str | int | None) -> None:
-    builder = CompletionBuilder()
-    builder.add(samples.accepted())
-    builder.add(event)
-    completion = builder.build()
-    assert (completion.finish_reason, completion.stop) == (reason, stop)
 
 
 @pytest.mark.parametrize(

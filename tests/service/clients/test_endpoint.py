@@ -54,10 +54,7 @@ def test_no_address(address: str) -> None:
     [
         ("http://127.0.0.1:7002/", "HOST:PORT without http://, such as 127.0.0.1:7002"),
         ("https://kiln.example/", "HOST:PORT without https://, and --tls or --tls-ca"),
-        (
-            "grpcs://kiln.example:443",
-            "HOST:PORT without grpcs://, such as kiln.example:443, and --tls or --tls-ca",
-        ),
+        ("grpcs://kiln.example:443", "HOST:PORT without grpcs://, such as kiln.example:443, and --tls or --tls-ca"),
     ],
 )
 def test_a_url_is_no_address(address: str, accepted: str) -> None:
@@ -122,13 +119,8 @@ async def test_every_call_has_a_deadline(server: ScriptedServer) -> None:
         ):
             with pytest.raises(errors.DeadlineExceeded):
                 await call
-    for method, limit_s in {
-        "GetServerInfo": 0.15,
-        "ResetKVCache": 0.16,
-        "Generate": 0.17,
-        "LoadBundle": 0.18,
-        "WatchCompile": 0.19,
-    }.items():
+    methods = ("GetServerInfo", "ResetKVCache", "Generate", "LoadBundle", "WatchCompile")
+    for method, limit_s in zip(methods, (0.15, 0.16, 0.17, 0.18, 0.19), strict=True):
         remaining = server.time_limits_s[method][0]
         assert remaining is not None
         assert limit_s - 0.1 < remaining <= limit_s + 0.01, method

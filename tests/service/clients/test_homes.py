@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 from google.longrunning import operations_pb2
 from kiln.bundle.v1 import bundle_pb2
@@ -15,19 +14,10 @@ from kiln.runtime.v1 import runtime_pb2
 from kiln_client import AsyncBundles, AsyncRuntime, TlsOptions
 from kiln_client.stack.home import StackRecord, announced
 
-from tests.servers.authority import Authority
 from tests.servers.scripted_server import ScriptedServer
-from tests.service.clients.conftest import Outcome
+from tests.service.clients.conftest import Kiln
 
-Kiln = Callable[..., Outcome]
-
-
-@pytest.fixture(autouse=True)
-def nothing_given(kiln: Kiln, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("KILN_COMPILER", "KILN_RUNTIME", "KILN_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("nothing_given")
 
 
 @contextmanager
@@ -68,14 +58,11 @@ async def test_what_is_given_comes_before_the_home(monkeypatch: pytest.MonkeyPat
             assert AsyncRuntime("127.0.0.1:4").address == "127.0.0.1:4"
 
 
-async def test_the_services_of_a_home_are_called_as_they_serve(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    certificate_path, key_path = authority.issue("server")
-    server = ScriptedServer(grpc.ssl_server_credentials([(key_path.read_bytes(), certificate_path.read_bytes())]))
+async def test_the_services_of_a_home_are_called_as_they_serve(
+    secured: tuple[ScriptedServer, TlsOptions], tmp_path: Path
+) -> None:
+    server, tls = secured
     server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(version="1"))
-    try:
-        with services_at(tmp_path / "data/kiln", server.address, TlsOptions(authority.path)):
-            async with AsyncRuntime() as runtime:
-                assert (await runtime.get_server_info()).version == "1"
-    finally:
-        server.stop()
+    with services_at(tmp_path / "data/kiln", server.address, tls):
+        async with AsyncRuntime() as runtime:
+            assert (await runtime.get_server_info()).version == "1"

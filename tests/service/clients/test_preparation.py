@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.rpc import status_pb2
 from kiln.runtime.v1 import runtime_pb2
+from kiln_client.cli.local.loading import CompiledModel, load_model
 from kiln_client.errors import AlreadyExists, ResourceExhausted
-from kiln_client.local.preparation import CompiledModel, load_model
 from kiln_client.stack.home import StackRecord
 
 from tests.servers import responses as samples
@@ -54,23 +54,21 @@ async def load(
     server.script("LoadBundle", *([status] for status in refusals), [loaded])
     server.script("UnloadBundle", runtime_pb2.UnloadBundleResponse())
     services = StackRecord(0, server.address, server.address, (), is_detached=False)
-    return await load_model(services, MODEL, may_replace=may_replace, progress=Silent(), deployment_id="chosen")
+    return await load_model(services, MODEL, Silent(), may_replace=may_replace, deployment_id="chosen")
 
 
-async def test_the_bundle_under_another_id_is_loaded_again(server: ScriptedServer) -> None:
-    assert (await load(server, deployment("tiny", samples.DIGEST))).id == "chosen"
-    (request,) = server.requests["LoadBundle"]
-    assert (request.ref, request.deployment_id) == ("tiny.auto:v1", "chosen")
-
-
-async def test_the_bundle_under_the_chosen_id_is_taken(server: ScriptedServer) -> None:
-    assert (await load(server, deployment("chosen", samples.DIGEST))).id == "chosen"
-    assert server.requests["LoadBundle"] == []
-
-
-async def test_another_bundle_makes_room_if_it_is_idle(server: ScriptedServer) -> None:
-    assert (await load(server, deployment("chosen", OTHER_DIGEST))).id == "chosen"
-    assert [request.deployment_id for request in server.requests["UnloadBundle"]] == ["chosen"]
+@pytest.mark.parametrize(
+    ("there", "digest", "loaded", "unloaded"),
+    [("tiny", samples.DIGEST, 1, 0), ("chosen", samples.DIGEST, 0, 0), ("chosen", OTHER_DIGEST, 1, 1)],
+    ids=["under another id", "under the chosen id", "another bundle that is idle"],
+)
+async def test_the_bundle_is_loaded_under_the_chosen_id(
+    server: ScriptedServer, there: str, digest: str, loaded: int, unloaded: int
+) -> None:
+    assert (await load(server, deployment(there, digest))).id == "chosen"
+    loads = [(request.ref, request.deployment_id) for request in server.requests["LoadBundle"]]
+    assert loads == [("tiny.auto:v1", "chosen")] * loaded
+    assert [request.deployment_id for request in server.requests["UnloadBundle"]] == ["chosen"] * unloaded
 
 
 async def test_another_bundle_that_answers_stays(server: ScriptedServer) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from kiln.compiler.v1 import compiler_pb2
 from kiln_client import AsyncCompiler, Compiler, Timeouts, compile_request, errors
-from kiln_client.reconnection import Reconnection
+from kiln_client.compiler import Reconnection
 
 from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
@@ -18,13 +18,6 @@ from tests.servers.scripted_server import HANG, ScriptedServer, refusal
 REQUEST = compile_request("tiny", "models/tiny", {})
 DRAINING = refusal("UNAVAILABLE", "SHUTTING_DOWN")
 IMPATIENT = Timeouts(reconnect_s=0.0)
-
-
-@pytest.fixture
-def compiling(server: ScriptedServer) -> ScriptedServer:
-    server.script("Compile", samples.OPERATION)
-    server.script("ShardWeights", samples.OPERATION)
-    return server
 
 
 @pytest.fixture
@@ -139,8 +132,4 @@ def test_delay_is_what_the_server_asks_for_within_the_deadline() -> None:
     draining = errors.Unavailable("draining", retry_after_s=30)
     assert Reconnection(1000, timeout_s=1000).next_delay_s(draining) == 30
     assert (Reconnection(1000, timeout_s=5).next_delay_s(draining) or 0.0) <= 5
-
-
-def test_patience_ends() -> None:
-    reconnection = Reconnection(patience_s=0.0, timeout_s=1000)
-    assert reconnection.next_delay_s(errors.Unavailable("lost")) is None
+    assert Reconnection(patience_s=0.0, timeout_s=1000).next_delay_s(draining) is None, "patience ends"

@@ -1,7 +1,9 @@
 """gRPC statuses become KilnError."""
 
 import inspect
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -9,9 +11,8 @@ import pytest
 from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kiln_client import AsyncBundles, AsyncCompiler, AsyncRuntime, FieldViolation, KilnError, TlsOptions, errors
-from kiln_client.status import error_from_status
+from kiln_client.errors import error_from_status
 
-from tests.servers.authority import Authority
 from tests.servers.scripted_server import ScriptedServer, refusal
 
 
@@ -75,17 +76,26 @@ async def test_a_server_that_is_not_there() -> None:
     assert caught.value.metadata["address"] == "127.0.0.1:1"
 
 
-async def test_a_method_that_is_not_there() -> None:
-    """From a server that is not Kiln's."""
-    server = grpc.aio.server()
+@asynccontextmanager
+async def serve(*names: str) -> AsyncIterator[str]:
+    """A server that has nothing but the health of these services; its address."""
+    server, servicer = grpc.aio.server(), health.aio.HealthServicer()
+    for name in names:
+        await servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with AsyncRuntime(f"127.0.0.1:{port}") as runtime:
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_a_method_that_is_not_there() -> None:
+    """From a server that is not Kiln's."""
+    async with serve() as address, AsyncRuntime(address) as runtime:
         for call in (runtime.get_server_info(), runtime.complete("demo", "x")):
-            with pytest.raises(errors.WrongService, match=rf"127\.0\.0\.1:{port} is no runtime of Kiln") as caught:
+            with pytest.raises(errors.Unimplemented, match=f"{address} is no runtime of Kiln") as caught:
                 await call
     assert (caught.value.code, caught.value.reason) == ("UNIMPLEMENTED", "WRONG_SERVICE")
-    await server.stop(None)
 
 
 @pytest.mark.parametrize(
@@ -99,42 +109,31 @@ async def test_a_method_that_is_not_there() -> None:
 )
 async def test_swapped_addresses_are_named(client: Any, answering: str, call: Any) -> None:
     services = {"compiler": "kiln.compiler.v1.CompilerService", "runtime": "kiln.runtime.v1.RuntimeService"}
-    server = grpc.aio.server()
-    servicer = health.aio.HealthServicer()
-    await servicer.set(services[answering], health_pb2.HealthCheckResponse.NOT_SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with client(f"127.0.0.1:{port}") as swapped:
-        with pytest.raises(errors.WrongService) as caught:
+    async with serve(services[answering]) as address, client(address) as swapped:
+        with pytest.raises(errors.Unimplemented) as caught:
             await call(swapped)
     wanted = "runtime" if answering == "compiler" else "compiler"
     assert caught.value.message == (
-        f"the {answering} answers at 127.0.0.1:{port}, and the call is for the {wanted}: "
+        f"the {answering} answers at {address}, and the call is for the {wanted}: "
         f"check --{wanted}, or KILN_{wanted.upper()}"
     )
-    await server.stop(None)
 
 
-async def test_causes_of_failed_connections_are_named(server: ScriptedServer, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    certificate_path, key_path = authority.issue("server")
-    pair = (key_path.read_bytes(), certificate_path.read_bytes())
-    secured = ScriptedServer(grpc.ssl_server_credentials([pair]))
-    misnamed = TlsOptions(authority.path, server_name="kiln.example")
-    try:
-        for address, tls, cause in (
-            (server.address, TlsOptions(), "the server speaks plaintext, and TLS was asked for: leave out --tls"),
-            (secured.address, None, "as one does that speaks TLS: if this one does, use --tls"),
-            (secured.address, TlsOptions(), "no trusted authority has issued the server's certificate"),
-            (secured.address, misnamed, "the server's certificate is for other hosts"),
-            ("127.0.0.1:1", None, "nothing listens there"),
-            ("nowhere.invalid:1", None, "the host has no address"),
-        ):
-            async with AsyncRuntime(address, tls=tls) as runtime:
-                with pytest.raises(errors.Unavailable, match=f"connection to {address} failed: .*{cause}") as caught:
-                    await runtime.get_server_info()
-            assert caught.value.reason == "CONNECTION_FAILED"
-            assert caught.value.metadata["detail"] not in caught.value.message
-    finally:
-        secured.stop()
+async def test_causes_of_failed_connections_are_named(
+    server: ScriptedServer, secured: tuple[ScriptedServer, TlsOptions]
+) -> None:
+    other, tls = secured
+    misnamed = replace(tls, server_name="kiln.example")
+    for address, options, cause in (
+        (server.address, TlsOptions(), "the server speaks plaintext, and TLS was asked for: leave out --tls"),
+        (other.address, None, "as one does that speaks TLS: if this one does, use --tls"),
+        (other.address, TlsOptions(), "no trusted authority has issued the server's certificate"),
+        (other.address, misnamed, "the server's certificate is for other hosts"),
+        ("127.0.0.1:1", None, "nothing listens there"),
+        ("nowhere.invalid:1", None, "the host has no address"),
+    ):
+        async with AsyncRuntime(address, tls=options) as runtime:
+            with pytest.raises(errors.Unavailable, match=f"connection to {address} failed: .*{cause}") as caught:
+                await runtime.get_server_info()
+        assert caught.value.reason == "CONNECTION_FAILED"
+        assert caught.value.metadata["detail"] not in caught.value.message

@@ -1,13 +1,12 @@
-"""Fetches a checkpoint in children that kill themselves, each a few calls later than the one before."""
+"""A fetch of a checkpoint in children that kill themselves; see `tests.kill_points`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from compiler_svc.remote.fetching import fetch_whole
-from tests.kill_points import CountedCalls, repeat_until_done
+from tests.kill_points import CountedCalls
 
 #: What writes: the module itself, and the calls of pathlib that change the disk for it.
 CALLS: CountedCalls = {
@@ -18,14 +17,6 @@ CALLS: CountedCalls = {
 }
 
 
-def main(url: str, key: str, before: Path, *max_bytes: str) -> None:
-    """Fetches into copies of `before`, which may hold checkpoints that have to go."""
-
-    def prepare(directory: Path) -> Callable[[], object]:
-        return lambda: fetch_whole(url, key, (url,), directory, *map(int, max_bytes))
-
-    repeat_until_done(prepare, before, 1, CALLS)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
+def prepare(url: str, key: str, *max_bytes: str) -> Callable[[Path], Callable[[], object]]:
+    """Fetches into a directory, which may hold checkpoints that have to go."""
+    return lambda directory: lambda: fetch_whole(url, key, (url,), directory, *map(int, max_bytes))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from compiler_svc.bundles.collection import Collection
 from edge.access.key_source import KeyUrl
 from edge.server import EdgeServer

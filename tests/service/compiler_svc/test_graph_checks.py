@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
@@ -21,7 +20,8 @@ from tests.hang_guard import HANG_S
 from tests.neuron.neuronx_cc import find_waiting, write_waiting_program
 from tests.neuron.standin import VERSIONS, make_interpreter
 from tests.servers.compiler_process import run_compiler, wait_until_gone
-from tests.servers.running_compiler import Client, refusal, serve_compiler
+from tests.servers.refusals import expect, refusal, refused
+from tests.servers.running_compiler import Client, serve_compiler
 
 CONFIG = {
     "seq_len": 32,
@@ -74,14 +74,12 @@ def serve(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     return serve
 
 
-def plan(
-    client: Client, config: Mapping[str, Any] = CONFIG, *, target: pb.Target.Kind = pb.Target.KIND_TRN2, **fields: Any
-) -> Any:
-    document = json.dumps({"neuron_config": dict(config)})
-    request = pb.PlanCompileRequest(model="tiny", config_json=document, target=pb.Target(kind=target), **fields)
-    return client.compiler.PlanCompile(request, timeout=3 * HANG_S)
+def plan(client: Client, config: Mapping[str, Any] = CONFIG, **fields: Any) -> Any:
+    trn2 = {"target": pb.Target(kind=pb.Target.KIND_TRN2)}
+    return client.plan(neuron_config=config, timeout=3 * HANG_S, **(trn2 | fields))
 
 
+@pytest.mark.slow
 async def test_findings_are_part_of_the_plan(serve: Serve) -> None:
     async with serve() as client:
         sampled = await plan(client, CONFIG | SAMPLED, check_graphs=True)
@@ -102,6 +100,13 @@ async def test_findings_are_part_of_the_plan(serve: Serve) -> None:
         assert not unchecked.HasField("graph_check")
         assert any("has not run" in warning for warning in unchecked.warnings)
 
+        planned = await plan(client, CONFIG | {"tp_degree": 2}, check_graphs=True)
+        assert planned.graph_check == pb.GraphCheck(num_graphs=2), "no findings"
+        assert [one.tag for one in planned.executables] == TAGS
+
+        call = plan(client, CONFIG | {"kv_cache_quant": True}, check_graphs=True)
+        await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "neuron_config.kv_cache_quant")
+
 
 @pytest.mark.slow
 async def test_the_memory_of_a_core_is_that_of_the_plan(serve: Serve) -> None:
@@ -110,31 +115,16 @@ async def test_the_memory_of_a_core_is_that_of_the_plan(serve: Serve) -> None:
         assert [(one.tag, one.code) for one in small.graph_check.findings] == [(tag, "NCC_EVRF009") for tag in TAGS]
 
 
-async def test_graphs_without_findings(serve: Serve) -> None:
-    async with serve() as client:
-        planned = await plan(client, CONFIG | {"tp_degree": 2}, check_graphs=True)
-        assert planned.graph_check == pb.GraphCheck(num_graphs=2)
-        assert [one.tag for one in planned.executables] == TAGS
-
-
 async def test_what_a_host_cannot_check(serve: Serve) -> None:
     versions = {name: version for name, version in VERSIONS.items() if name != "torch-xla"}
     async with serve(versions=versions) as client:
-        cpu = await refusal(plan(client, target=pb.Target.KIND_CPU, check_graphs=True))
-        assert (cpu.code, cpu.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONFIG_INVALID")
-        assert "trn2" in cpu.fields["check_graphs"]
+        call = plan(client, target={"kind": "KIND_CPU"}, check_graphs=True)
+        how = await refused(call, "INVALID_ARGUMENT", "CONFIG_INVALID")
+        assert "trn2" in how.fields["check_graphs"]
 
-        lacking = await refusal(plan(client, check_graphs=True))
-        assert (lacking.code, lacking.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NEURON_TOOLCHAIN_MISSING")
-        assert lacking.metadata["missing"] == "torch-xla"
-        assert "install kiln-neuron-lowering" in lacking.message
-
-
-async def test_what_a_compile_refuses_has_no_graphs(serve: Serve) -> None:
-    async with serve() as client:
-        refused = await refusal(plan(client, CONFIG | {"kv_cache_quant": True}, check_graphs=True))
-        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FEATURE_NOT_SERVED")
-        assert "neuron_config.kv_cache_quant" in refused.fields
+        how = expect(await refusal(plan(client, check_graphs=True)), "FAILED_PRECONDITION", "NEURON_TOOLCHAIN_MISSING")
+        assert how.metadata["missing"] == "torch-xla"
+        assert "install kiln-neuron-lowering" in how.message
 
 
 async def test_a_cancelled_call_ends_the_interpreter(serve: Serve, home: Path, waiting: Path) -> None:

@@ -22,7 +22,8 @@ async def test_every_metric_moves(home: Path) -> None:
         assert change["kiln:bundle_cache_lookups_total{result=miss}"] == 2
         assert change["kiln:calls_total{code=OK,method=/kiln.compiler.v1.CompilerService/Compile}"] == 2
         await client.cancel(second.name)
-        await client.finish(second)
+        await client.fail(second, "CANCELLED", "COMPILE_CANCELLED")
+        assert len(runner.jobs) == 1
 
         runner.is_open.set()
         await client.finish(first)

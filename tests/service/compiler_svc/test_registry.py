@@ -11,10 +11,10 @@ from pathlib import Path
 import yaml
 from kiln.bundle.v1 import bundle_pb2 as pb
 
-from bundle.layout import Layout
-from bundle.reader import open_bundle
-from bundle.removal import remove_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.removal import remove_bundle
+from bundle.store.verification import BlobVerifier
 from tests.bundles.newer import NEW_FIELDS, publish_newer
 from tests.bundles.samples import publish_sample
 from tests.hang_guard import HANG_S

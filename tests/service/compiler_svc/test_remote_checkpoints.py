@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import grpc
 import pytest
 from filelock import FileLock
-from kiln.compiler.v1 import compiler_pb2 as pb
 
 from compiler_svc.planning.pool import PlanningPool, make_fetch_forkserver, make_forkserver
 from compiler_svc.remote.fetching import fetch_outline, fetch_whole, remove_unfinished
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
+from tests.kill_points import repeat
 from tests.processes import own_children
-from tests.repository import ROOT
-from tests.servers.running_compiler import Client, DirectedRunner, read_refusal, refusal, response_of, serve_compiler
+from tests.servers.refusals import expect, read_refusal, refusal
+from tests.servers.running_compiler import Client, response_of, serve_compiler
 
-
-class Serve(Protocol):
-    """Starts a compiler that accepts URLs below `remote`."""
-
-    def __call__(self, *options: str) -> AbstractAsyncContextManager[tuple[Client, DirectedRunner]]: ...
+#: Starts a compiler that accepts URLs below `remote`.
+Serve = Callable[..., Any]
 
 
 @pytest.fixture
@@ -36,13 +31,13 @@ def remote(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve(home: Path, remote: Path) -> Serve:
-    @asynccontextmanager
-    async def serve(*options: str) -> AsyncIterator[tuple[Client, DirectedRunner]]:
-        async with serve_compiler(home, "--model-url", f"file://{remote}", *options) as served:
-            yield served
+def url(remote: Path) -> str:
+    return f"file://{remote}/tiny"
 
-    return serve
+
+@pytest.fixture
+def serve(home: Path, remote: Path) -> Serve:
+    return partial(serve_compiler, home, f"--model-url=file://{remote}")
 
 
 def kept(home: Path) -> set[str]:
@@ -53,15 +48,12 @@ def kept(home: Path) -> set[str]:
 
 async def outline(client: Client, home: Path, url: str) -> str:
     """The key of a checkpoint, which a plan makes the outline of."""
-    await client.compiler.PlanCompile(
-        pb.PlanCompileRequest(model=url, config_json="{}", optimization_level=pb.OPTIMIZATION_LEVEL_O0)
-    )
+    await client.plan(model=url)
     (key,) = (path.name for path in (home / "cache/checkpoints/outlines").iterdir() if path.suffix != ".lock")
     return key
 
 
-async def test_a_url_is_planned_and_compiled_as_a_path_is(serve: Serve, home: Path, remote: Path) -> None:
-    url = f"file://{remote}/tiny"
+async def test_a_url_is_planned_and_compiled_as_a_path_is(serve: Serve, home: Path, remote: Path, url: str) -> None:
     async with serve() as (client, runner):
         key = await outline(client, home, url)
         assert kept(home) == {"outlines"}
@@ -86,15 +78,13 @@ async def test_urls_that_the_operator_does_not_accept(serve: Serve, home: Path, 
     write_checkpoint(home / "secret")
     async with serve() as (client, _):
         for model in (f"file://{home}/secret", f"file://{remote}/../secret", "s3://bucket/tiny", "memory://tiny"):
-            refused = await refusal(client.compile(model=model))
-            assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED, "MODEL_URL_REFUSED")
-            assert f"a URL below file://{remote}, or a path" in refused.fields["model"]
-        missing = await refusal(client.compile(model=f"file://{remote}/absent"))
-        assert (missing.code, missing.reason) == (grpc.StatusCode.NOT_FOUND, "CHECKPOINT_NOT_FOUND")
+            how = expect(await refusal(client.compile(model=model)), "PERMISSION_DENIED", "MODEL_URL_REFUSED")
+            assert f"a URL below file://{remote}, or a path" in how.fields["model"]
+        expect(await refusal(client.compile(model=f"file://{remote}/absent")), "NOT_FOUND", "CHECKPOINT_NOT_FOUND")
     async with serve_compiler(home) as (client, _):
-        refused = await refusal(client.compile(model=f"file://{remote}/tiny"))
-        assert refused.reason == "MODEL_URL_REFUSED"
-        assert "accepted: a path;" in refused.fields["model"]
+        how = await refusal(client.compile(model=f"file://{remote}/tiny"))
+        assert how.reason == "MODEL_URL_REFUSED"
+        assert "accepted: a path;" in how.fields["model"]
 
 
 async def test_credentials_reach_fetches_alone(home: Path, remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +100,7 @@ async def test_credentials_reach_fetches_alone(home: Path, remote: Path, monkeyp
     assert "kiln-plans" in children
 
 
-async def test_a_cancelled_compile_ends_its_fetch(serve: Serve, home: Path, remote: Path) -> None:
-    url = f"file://{remote}/tiny"
+async def test_a_cancelled_compile_ends_its_fetch(serve: Serve, home: Path, remote: Path, url: str) -> None:
     async with serve() as (client, runner):
         key = await outline(client, home, url)
         with FileLock(home / "cache" / "checkpoints" / f".{key}.lock"):
@@ -121,8 +110,7 @@ async def test_a_cancelled_compile_ends_its_fetch(serve: Serve, home: Path, remo
             other = await client.compile(name="other")
             await client.reach_build(other)
             await client.cancel(operation.name)
-            error = read_refusal((await client.finish(operation)).error)
-            assert error.code is grpc.StatusCode.CANCELLED
+            await client.fail(operation, "CANCELLED", "COMPILE_CANCELLED")
             assert not [process for process in own_children() if process.name() == "kiln-fetch"]
         assert [job.spec.name for job in runner.jobs] == ["other"]
         assert kept(home) == {"outlines"}
@@ -132,18 +120,15 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir())
 
 
-async def test_a_fetch_that_takes_too_long(serve: Serve, home: Path, remote: Path) -> None:
-    url = f"file://{remote}/tiny"
+async def test_a_fetch_that_takes_too_long(serve: Serve, home: Path, url: str) -> None:
     async with serve("--fetch-timeout", "1") as (client, _):
         key = await outline(client, home, url)
         with FileLock(home / "cache" / "checkpoints" / f".{key}.lock"):
-            error = read_refusal((await client.finish(await client.compile(model=url))).error)
-        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "MODEL_FETCH_FAILED")
-        assert "--fetch-timeout" in error.message
+            how = await client.fail(await client.compile(model=url), "UNAVAILABLE", "MODEL_FETCH_FAILED")
+        assert "--fetch-timeout" in how.message
 
 
-async def test_a_restarted_compiler_fetches_again(serve: Serve, home: Path, remote: Path) -> None:
-    url = f"file://{remote}/tiny"
+async def test_a_restarted_compiler_fetches_again(serve: Serve, home: Path, remote: Path, url: str) -> None:
     async with serve() as (client, _):
         key = await outline(client, home, url)
         lock = FileLock(home / "cache" / "checkpoints" / f".{key}.lock")
@@ -156,52 +141,51 @@ async def test_a_restarted_compiler_fetches_again(serve: Serve, home: Path, remo
         assert [job.spec.model.name for job in runner.jobs] == [key]
     async with serve_compiler(home) as (client, _):
         # The operator accepts no URL any more.
-        error = read_refusal((await client.finish(operation)).error)
-        assert error.reason == "MODEL_URL_REFUSED"
+        assert read_refusal((await client.finish(operation)).error).reason == "MODEL_URL_REFUSED"
 
 
-def test_a_killed_fetch_leaves_all_or_nothing(tmp_path: Path, remote: Path) -> None:
-    url, before = f"file://{remote}/tiny", tmp_path / "fetched" / "before"
+def fetch_after_kill(directory: Path, remote: Path, url: str, key: str, *max_bytes: int) -> Path:
+    """What a compiler does after it has started again: it sweeps, and fetches anew."""
+    remove_unfinished(directory)
+    assert not list(directory.glob(".*.part"))
+    fetched = fetch_whole(url, key, (url,), directory, *max_bytes)
+    assert_equal_files(fetched, remote / "tiny")
+    return fetched
+
+
+def assert_equal_files(directory: Path, original: Path) -> None:
+    for file in directory.iterdir():
+        assert file.read_bytes() == (original / file.name).read_bytes()
+
+
+def test_a_killed_fetch_leaves_all_or_nothing(tmp_path: Path, remote: Path, url: str) -> None:
+    before = tmp_path / "fetched" / "before"
     key = fetch_outline(url, (url,), tmp_path / "outline").name
     before.mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.service.compiler_svc.fetch_until_killed", url, key, str(before)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    directories = [before.with_name(str(number)) for number in range(int(result.stdout) + 1)]
+    directories = repeat("tests.service.compiler_svc.fetch_until_killed", before, url, key)
     assert len(directories) > 20
     is_whole = [(directory / key).is_dir() for directory in directories]
     assert (is_whole[0], is_whole[-1], is_whole) == (False, True, sorted(is_whole))
     assert any(list(directory.glob(".*.part")) for directory in directories)
     for directory in directories:
-        remove_unfinished(directory)
-        assert not list(directory.glob(".*.part"))
-        fetched = fetch_whole(url, key, (url,), directory)
-        for file in fetched.iterdir():
-            assert file.read_bytes() == (remote / "tiny" / file.name).read_bytes()
+        fetch_after_kill(directory, remote, url, key)
         shutil.rmtree(directory)
 
 
-def test_a_removal_that_is_killed_leaves_all_or_nothing(tmp_path: Path, remote: Path) -> None:
-    url, before = f"file://{remote}/tiny", tmp_path / "fetched" / "before"
+def test_a_removal_that_is_killed_leaves_all_or_nothing(tmp_path: Path, remote: Path, url: str) -> None:
+    before = tmp_path / "fetched" / "before"
     other = f"file://{write_checkpoint(remote / 'other', seed=1)}"
     key, former = (fetch_outline(one, (one,), tmp_path / "outlines").name for one in (url, other))
     fetch_whole(other, former, (other,), before)
     max_bytes = size_of(remote / "tiny")
-    command = [sys.executable, "-m", "tests.service.compiler_svc.fetch_until_killed", url, key, str(before)]
-    result = subprocess.run(
-        [*command, str(max_bytes)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=280
-    )
-    directories = [before.with_name(str(number)) for number in range(int(result.stdout) + 1)]
+    directories = repeat("tests.service.compiler_svc.fetch_until_killed", before, url, key, str(max_bytes))
     steps = [(True, False), (False, False), (False, True)]
     there = [steps.index(((directory / former).is_dir(), (directory / key).is_dir())) for directory in directories]
     assert (sorted(there), set(there)) == (there, {0, 1, 2}), "the former one goes before the new one comes"
     for directory in directories:
         if (directory / former).is_dir():
-            for file in (directory / former).iterdir():
-                assert file.read_bytes() == (remote / "other" / file.name).read_bytes()
-        remove_unfinished(directory)
-        fetched = fetch_whole(url, key, (url,), directory, max_bytes)
-        for file in fetched.iterdir():
-            assert file.read_bytes() == (remote / "tiny" / file.name).read_bytes()
+            assert_equal_files(directory / former, remote / "other")
+        fetched = fetch_after_kill(directory, remote, url, key, max_bytes)
         assert [path for path in directory.iterdir() if path.suffix != ".lock"] == [fetched]
         shutil.rmtree(directory)
 
@@ -212,19 +196,16 @@ async def test_a_build_keeps_its_checkpoint(serve: Serve, home: Path, remote: Pa
     async with serve("--fetched-size", str(room)) as (client, runner):
         building = await client.compile(model=f"file://{remote}/tiny")
         await client.reach_build(building)
-        refused = read_refusal(
-            (await client.finish(await client.compile(name="other", model=f"file://{remote}/other"))).error
-        )
-        assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCES_SHORT")
-        assert "room for fetched checkpoints" in refused.message
+        other = await client.compile(name="other", model=f"file://{remote}/other")
+        how = await client.fail(other, "RESOURCE_EXHAUSTED", "RESOURCES_SHORT")
+        assert "room for fetched checkpoints" in how.message
         (job,) = runner.jobs
         assert job.spec.model.is_dir()
         runner.is_open.set()
         assert response_of(await client.finish(building)).version == 1
-        assert response_of(await client.finish(await client.compile(name="other", model=f"file://{remote}/other")))
+        assert await client.build(name="other", model=f"file://{remote}/other")
         assert not job.spec.model.exists()
     async with serve("--fetched-size", str(room - 1)) as (client, _):
         operation = await client.compile(name="third", model=f"file://{remote}/tiny")
-        error = read_refusal((await client.finish(operation)).error)
-        assert error.reason == "MODEL_FETCH_FAILED"
-        assert f"may have {room - 1} (--fetched-size" in error.message
+        how = await client.fail(operation, "UNAVAILABLE", "MODEL_FETCH_FAILED")
+        assert f"may have {room - 1} (--fetched-size" in how.message

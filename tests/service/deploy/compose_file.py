@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ PROGRAM = Path(sys.executable).with_name("docker-compose")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
 
 
+@cache
 def resolve(*files: Path, **variables: str) -> dict[str, Any]:
     """Gives the merged, checked and interpolated model of compose files.
 
@@ -33,11 +36,5 @@ def resolve(*files: Path, **variables: str) -> dict[str, Any]:
 
 def seconds(duration: str) -> float:
     """Reads Compose's `1m30s`."""
-    total, number = 0.0, ""
-    for character in duration:
-        if character in "hms":
-            total += float(number) * {"h": 3600, "m": 60, "s": 1}[character]
-            number = ""
-        else:
-            number += character
-    return total
+    units = {"h": 3600, "m": 60, "s": 1}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([hms])", duration))

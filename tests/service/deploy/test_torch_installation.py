@@ -90,6 +90,7 @@ def installed(python: Path) -> dict[str, str]:
     return {one.name: one.version for one in distributions(python)}
 
 
+@pytest.mark.slow
 def test_the_index_of_cpu_builds_is_the_second_choice(install: Install, python: Path, cpu_index: Path) -> None:
     outcome = install(cpu_index)
     assert outcome.returncode == 0, outcome.stderr

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bundle.digest import sha256_bytes
-from bundle.layout import Layout
-from bundle.reader import open_bundle
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.servers.runtime import serve_runtime, tokens_of
@@ -38,18 +38,12 @@ def test_v0_1_is_among_the_releases() -> None:
 
 
 @pytest.mark.parametrize(("release", "bundle"), BUNDLES)
-def test_manifests_are_read_and_keep_their_bytes(tmp_path: Path, release: Path, bundle: dict[str, Any]) -> None:
-    layout = unpack(release, tmp_path)
-    manifest = open_bundle(layout, bundle["digest"]).manifest
-    assert layout.has(sha256_bytes(manifest.to_json()))
-
-
-@pytest.mark.parametrize(("release", "bundle"), BUNDLES)
-async def test_bundles_generate_the_same_tokens(
+async def test_manifests_keep_their_bytes_and_bundles_generate_the_same_tokens(
     tmp_path: Path, forkservers: RankForkservers, release: Path, bundle: dict[str, Any]
 ) -> None:
     """Alone and in company: the second stream of each prompt samples with a seed."""
-    unpack(release, tmp_path)
+    layout = unpack(release, tmp_path)
+    assert layout.has(sha256_bytes(open_bundle(layout, bundle["digest"]).manifest.to_json()))
     expected = [one["tokens"] for one in bundle["generations"]]
     start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
     async with serve_runtime(tmp_path, start_ranks=start_ranks) as served:

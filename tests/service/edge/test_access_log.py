@@ -1,39 +1,26 @@
 import asyncio
 import time
-from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from structlog.testing import capture_logs
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bundle.errors import BlobNotFound
-from edge.access_log import describe_call
-from tests.servers.probe import GET, READ, SERVICE, Probe, answer, serve, stub
+from edge.interceptor import Context, describe_call, noting_code
+from tests.servers.logs import Logs
+from tests.servers.probe import GET, READ, SERVICE, Probe, answer, answer_after, fail_with, hang, serve, stub
 
 ABSENT = "sha256:" + "0" * 64
-
-Logs = list[dict[str, Any]]
-
-
-@pytest.fixture
-def logs() -> Iterator[Logs]:
-    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as captured:
-        yield captured
+LIST = reflection_pb2.ServerReflectionRequest(list_services="")
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def calls(logs: Logs) -> Logs:
     return [log for log in logs if log["event"] == "call"]
-
-
-async def not_found() -> None:
-    raise BlobNotFound(ABSENT)
-
-
-async def crash() -> None:
-    raise ZeroDivisionError
 
 
 async def test_finished_call_is_one_line(logs: Logs) -> None:
@@ -55,55 +42,35 @@ async def test_finished_call_is_one_line(logs: Logs) -> None:
 
 
 async def test_duration_is_the_handlers(logs: Logs) -> None:
-    probe = Probe()
-
-    async def slow() -> Any:
-        await asyncio.sleep(0.2)
-        return await answer()
-
-    probe.answer = slow
-    async with serve(probe) as channel:
+    async with serve(Probe(answer_after(lambda: asyncio.sleep(0.2)))) as channel:
         begun_s = time.perf_counter()
         await stub(channel).GetBundle(GET)
         taken_s = time.perf_counter() - begun_s
     assert 0.19 <= calls(logs)[0]["duration_s"] <= taken_s
 
 
-@pytest.mark.parametrize(("fail", "code", "level"), [(not_found, "NOT_FOUND", "info"), (crash, "INTERNAL", "error")])
-async def test_failed_call_has_its_code(logs: Logs, fail: Any, code: str, level: str) -> None:
-    probe = Probe()
-    probe.answer = fail
-    async with serve(probe) as channel:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await stub(channel).GetBundle(GET)
-    (line,) = calls(logs)
-    assert (line["code"], line["log_level"]) == (code, level)
-
-
-async def test_refused_call_says_why(logs: Logs) -> None:
+async def test_failed_call_says_why(logs: Logs) -> None:
     probe = Probe()
     async with serve(probe) as channel:
-        for fail in (not_found, crash):
-            probe.answer = fail
+        for error in (BlobNotFound(ABSENT), ZeroDivisionError()):
+            probe.answer = fail_with(error)
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub(channel).GetBundle(GET)
         probe.answer = answer
         await stub(channel).GetBundle(GET)
     refused, crashed, served = calls(logs)
-    assert refused["reason"] == "BLOB_NOT_FOUND"
+    assert (refused["code"], refused["log_level"], refused["reason"]) == ("NOT_FOUND", "info", "BLOB_NOT_FOUND")
     assert ABSENT in refused["message"]
-    assert (crashed["reason"], crashed["message"]) == ("INTERNAL", "internal error")
+    assert (crashed["code"], crashed["log_level"], crashed["reason"]) == ("INTERNAL", "error", "INTERNAL")
+    assert crashed["message"] == "internal error"
     assert "reason" not in served
 
 
 async def test_handlers_describe_their_call(logs: Logs) -> None:
-    probe = Probe()
-
-    async def describe_and_answer() -> Any:
+    async def describe() -> None:
         describe_call(deployment_id="chat", generated_tokens=3)
-        return await answer()
 
-    probe.answer = describe_and_answer
+    probe = Probe(answer_after(describe))
     async with serve(probe) as channel:
         await stub(channel).GetBundle(GET)
         probe.answer = answer
@@ -114,8 +81,7 @@ async def test_handlers_describe_their_call(logs: Logs) -> None:
 
 
 async def test_cancelled_call_and_missed_deadline_differ(logs: Logs) -> None:
-    probe = Probe()
-    probe.answer = probe.hang
+    probe = Probe(hang)
     async with serve(probe) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await stub(channel).GetBundle(GET, timeout=0.2)
@@ -126,17 +92,25 @@ async def test_cancelled_call_and_missed_deadline_differ(logs: Logs) -> None:
         stream.cancel()
         await probe.left.wait()
     assert [line["code"] for line in calls(logs)] == ["DEADLINE_EXCEEDED", "CANCELLED"]
+    assert [log for log in logs if log["log_level"] == "error"] == []
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "code"), [(None, "CANCELLED"), (1.0, "CANCELLED"), (0.04, "DEADLINE_EXCEEDED")]
+)
+async def test_client_s_deadline_passes_a_little_before_the_server_s(remaining_s: float | None, code: str) -> None:
+    context = cast("Context", SimpleNamespace(code=lambda: None, time_remaining=lambda: remaining_s))
+    noted: list[grpc.StatusCode] = []
+    with pytest.raises(asyncio.CancelledError), noting_code(context, noted.append):
+        raise asyncio.CancelledError
+    assert [one.name for one in noted] == [code]
 
 
 async def test_request_id_of_the_client_is_on_every_line_of_its_call(logs: Logs) -> None:
-    probe = Probe()
-
-    async def log_and_answer() -> Any:
+    async def log() -> None:
         structlog.get_logger().info("inside")
-        return await answer()
 
-    probe.answer = log_and_answer
-    async with serve(probe) as channel:
+    async with serve(Probe(answer_after(log))) as channel:
         requests = [f"request-{number}" for number in range(5)]
         await asyncio.gather(
             *(stub(channel).GetBundle(GET, metadata=(("x-request-id", request),)) for request in requests)
@@ -153,7 +127,7 @@ async def test_request_id_comes_back_whatever_becomes_of_the_call(logs: Logs) ->
         await fine
         stream = stub(channel).ReadBlob(READ, metadata=metadata)
         assert len([chunk async for chunk in stream]) == 2
-        probe.answer = not_found
+        probe.answer = fail_with(BlobNotFound(ABSENT))
         failed = stub(channel).GetBundle(GET, metadata=metadata)
         with pytest.raises(grpc.aio.AioRpcError):
             await failed
@@ -174,8 +148,10 @@ async def test_unfit_request_id_is_replaced(logs: Logs, request_id: str) -> None
     assert len(calls(logs)[0]["request_id"]) == 32
 
 
-async def test_health_checks_are_logged_at_debug(logs: Logs) -> None:
+async def test_probes_are_logged_at_debug(logs: Logs) -> None:
     async with serve(Probe()) as channel:
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-    (line,) = calls(logs)
-    assert (line["method"], line["log_level"]) == ("/grpc.health.v1.Health/Check", "debug")
+        reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([LIST]))
+        assert [answer async for answer in reflected]
+    levels = {line["method"]: line["log_level"] for line in calls(logs)}
+    assert levels == {"/grpc.health.v1.Health/Check": "debug", REFLECT: "debug"}

@@ -12,10 +12,11 @@ from grpc.aio._server import Server
 
 from compiler_svc.api.access_rules import RULES as COMPILER_RULES
 from edge.access.rules import OPEN, SERVER_RULES, Rules
-from runtime_svc.access_rules import RULES as RUNTIME_RULES
-from runtime_svc.access_rules import make_engine_rules
+from runtime_svc.api.access_rules import RULES as RUNTIME_RULES
+from runtime_svc.api.access_rules import make_engine_rules
+from tests.servers.refusals import refused
 from tests.servers.running_compiler import serve_compiler
-from tests.servers.runtime import details_of, serve_runtime
+from tests.servers.runtime import serve_runtime
 from tests.servers.tokens import SigningKey, write_jwks
 
 #: Answered with what the server is, and without a token.
@@ -48,16 +49,8 @@ async def refuse_all(channel: grpc.aio.Channel, registered: Methods, rules: Rule
     for method, handler in registered.items():
         if rules[method] == OPEN:
             continue
-        if handler.response_streaming:
-            call = anext(aiter(channel.unary_stream(method)(b"")))
-        else:
-            call = channel.unary_unary(method)(b"")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert (caught.value.code(), details_of(caught.value)[0].reason) == (
-            grpc.StatusCode.UNAUTHENTICATED,
-            "TOKEN_MISSING",
-        ), method
+        open_call = channel.unary_stream if handler.response_streaming else channel.unary_unary
+        await refused(open_call(method)(b""), "UNAUTHENTICATED", "TOKEN_MISSING")
 
 
 async def test_every_method_of_the_runtime_has_a_rule(tmp_path: Path, registered: Methods) -> None:

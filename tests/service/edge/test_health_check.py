@@ -1,60 +1,55 @@
-"""The command behind containers' health checks, in a process of its own as containers run it."""
+"""The command behind containers' health checks, once in a process of its own as containers run it."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from edge.config import TlsConfig
-from edge.server import EdgeConfig, EdgeServer
-from edge.status import BUNDLE_STATUSES
+from edge.config import EdgeConfig, TlsConfig
+from edge.health_check import main
 from tests.servers.certificates import make_certificate
-from tests.servers.probe import SERVICE
+from tests.servers.probe import SERVICE, Probe, serve
+
+Check = Callable[..., Awaitable[tuple[int, str]]]
 
 
-async def check(*words: object) -> tuple[int, str]:
-    command = [sys.executable, "-m", "edge.health_check", *map(str, words)]
-    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-    return ended.returncode, ended.stdout + ended.stderr
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str], logs: list[object]) -> Check:
+    """Runs the command in a thread; gives its exit code and what it says first. The server prints no logs between."""
+
+    async def run(*words: object) -> tuple[int, str]:
+        code = await asyncio.to_thread(main, list(map(str, words)))
+        return code, capsys.readouterr().out.strip().partition(":")[0]
+
+    return run
 
 
-async def start(tls: TlsConfig | None = None) -> tuple[EdgeServer, str]:
-    config = EdgeConfig("127.0.0.1:0", tls=tls, drain_timeout_s=0.1)
-    server = EdgeServer(config, status_table=BUNDLE_STATUSES, services=(SERVICE,), register=lambda server: None)
-    return server, f"127.0.0.1:{await server.start()}"
+async def test_a_server_is_healthy_until_it_drains(check: Check) -> None:
+    async with serve(probe := Probe()):
+        command = [sys.executable, "-m", "edge.health_check", probe.address]
+        ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "SERVING\n", "")
+        assert await check(probe.address, "--service", SERVICE) == (0, "SERVING")
+        probe.server.health.set_serving(SERVICE, False)
+        assert await check(probe.address, "--service", SERVICE) == (1, "NOT_SERVING")
+        assert await check(probe.address, "--service", "kiln.Unknown") == (1, "NOT_FOUND")
+    assert await check(probe.address) == (1, "UNAVAILABLE")
 
 
-async def test_a_server_is_healthy_until_it_drains() -> None:
-    server, address = await start()
-    assert await check(address) == (0, "SERVING\n")
-    assert await check(address, "--service", SERVICE) == (0, "SERVING\n")
-    server.set_serving(SERVICE, False)
-    assert await check(address, "--service", SERVICE) == (1, "NOT_SERVING\n")
-    code, heard = await check(address, "--service", "kiln.Unknown")
-    assert (code, heard.split(":")[0]) == (1, "NOT_FOUND")
-    await server.drain()
-    code, heard = await check(address)
-    assert (code, heard.split(":")[0]) == (1, "UNAVAILABLE")
-
-
-async def test_mutual_tls(tmp_path: Path) -> None:
+async def test_mutual_tls(tmp_path: Path, check: Check) -> None:
     ours, theirs = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "client")
-    server, address = await start(TlsConfig(ours.certificate, ours.key, theirs.certificate))
-    trusting = (address, "--tls-ca", ours.certificate)
-    try:
-        assert await check(*trusting, "--tls-certificate", theirs.certificate, "--tls-key", theirs.key) == (
-            0,
-            "SERVING\n",
-        )
-        assert (await check(*trusting))[0] == 1
-        assert (await check(address))[0] == 1
-        assert (await check(address, "--tls-ca", theirs.certificate))[0] == 1
-    finally:
-        await server.drain()
+    config = EdgeConfig("127.0.0.1:0", tls=TlsConfig(ours.certificate, ours.key, theirs.certificate))
+    async with serve(probe := Probe(), config):
+        trusting = (probe.address, "--tls-ca", ours.certificate)
+        shown = ("--tls-certificate", theirs.certificate, "--tls-key", theirs.key)
+        assert await check(*trusting, *shown) == (0, "SERVING")
+        for words in (trusting, (probe.address,), (probe.address, "--tls-ca", theirs.certificate)):
+            assert (await check(*words))[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +61,7 @@ async def test_mutual_tls(tmp_path: Path) -> None:
         ("127.0.0.1:1", "--tls-ca", "missing.pem"),
     ],
 )
-async def test_wrong_command_line(words: tuple[str, ...]) -> None:
-    code, said = await check(*words)
-    assert code == 2
-    assert "usage: python -m edge.health_check" in said
+def test_wrong_command_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert "usage: python -m edge.health_check" in capsys.readouterr().err

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 import textwrap
 from datetime import datetime
 from pathlib import Path
@@ -10,53 +8,40 @@ import pytest
 
 from edge.errors import LogFileInvalid
 from edge.logs import LogConfig, open_logs
-from tests.repository import ROOT
+from tests.snippets import run_python
 
 
 def run_logging(code: str, level: str = "info") -> list[dict[str, Any]]:
     """Runs code in a fresh interpreter with our logs; returns the lines on stderr."""
     program = f"from edge.logs import configure_logging\nconfigure_logging('compiler', {level!r})\n{code}"
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = run_python(program)
     assert result.stdout == ""
     return [json.loads(line) for line in result.stderr.splitlines()]
 
 
-def test_line_is_json_with_the_common_fields() -> None:
-    (line,) = run_logging(
-        "import structlog\n"
-        "structlog.contextvars.bind_contextvars(request_id='r-1')\n"
-        "structlog.get_logger('edge').info('started', port=8081, text='größer\\n')"
-    )
-    timestamp = datetime.fromisoformat(line.pop("timestamp"))
-    assert timestamp.utcoffset() is not None
-    assert line == {
-        "event": "started",
-        "level": "info",
-        "service": "compiler",
-        "request_id": "r-1",
-        "port": 8081,
-        "text": "größer\n",
-    }
-
-
-def test_lines_of_libraries_look_the_same() -> None:
-    (line,) = run_logging(
+def test_lines_of_ours_and_of_libraries_are_json_with_the_common_fields() -> None:
+    lines = run_logging(
         "import logging, structlog\n"
         "structlog.contextvars.bind_contextvars(request_id='r-1')\n"
+        "structlog.get_logger('edge').info('started', port=8081, text='größer\\n')\n"
         "logging.getLogger('sqlalchemy').warning('slow %s', 'query', extra={'rows': 3})"
     )
-    del line["timestamp"]
-    assert line == {"event": "slow query", "level": "warning", "service": "compiler", "request_id": "r-1", "rows": 3}
+    assert all(datetime.fromisoformat(line.pop("timestamp")).utcoffset() is not None for line in lines)
+    common = {"service": "compiler", "request_id": "r-1"}
+    assert lines == [
+        common | {"event": "started", "level": "info", "port": 8081, "text": "größer\n"},
+        common | {"event": "slow query", "level": "warning", "rows": 3},
+    ]
 
 
-@pytest.mark.parametrize("logger", ["structlog.get_logger()", "logging.getLogger('library')"])
-def test_traceback_stays_in_its_line(logger: str) -> None:
-    (line,) = run_logging(
-        f"import logging, structlog\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    {logger}.exception('failed')"
+def test_traceback_stays_in_its_line() -> None:
+    lines = run_logging(
+        "import logging, structlog\n"
+        "for logger in (structlog.get_logger(), logging.getLogger('library')):\n"
+        "    try:\n        1 / 0\n    except ZeroDivisionError:\n        logger.exception('failed')"
     )
-    assert line["event"] == "failed"
-    assert line["level"] == "error"
-    assert line["exception"].endswith("ZeroDivisionError: division by zero")
+    assert [(line["event"], line["level"]) for line in lines] == [("failed", "error")] * 2
+    assert all(line["exception"].endswith("ZeroDivisionError: division by zero") for line in lines)
 
 
 def test_a_lost_client_is_no_error_of_the_server() -> None:
@@ -85,17 +70,15 @@ def test_level_filters_ours_and_libraries() -> None:
     assert [line["event"] for line in run_logging(code, "debug")] == ["a", "b", "c"] * 2 + ["b", "c"]
 
 
-def run_open(code: str, config: str = "LogConfig()", *, exit_code: int = 0) -> list[dict[str, Any]]:
-    """Runs code while logs are open; returns the lines on stderr."""
+def run_open(code: str, config: str = "LogConfig()", *, afterwards: str = "") -> list[dict[str, Any]]:
+    """Runs code while logs are open, and some when they are closed; returns the lines on stderr."""
     program = (
         "import logging, os, subprocess, sys, structlog\n"
         "from pathlib import Path\n"
         "from edge.logs import LogConfig, open_logs\n"
-        f"with open_logs('runtime', {config}):\n" + textwrap.indent(code, "    ")
+        f"with open_logs('runtime', {config}):\n" + textwrap.indent(code, "    ") + f"\n{afterwards}"
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == exit_code, result.stderr
-    return [json.loads(line) for line in result.stderr.splitlines()]
+    return [json.loads(line) for line in run_python(program).stderr.splitlines()]
 
 
 def test_what_reaches_standard_error_otherwise_becomes_an_event() -> None:
@@ -157,13 +140,8 @@ def test_a_file_is_rotated_and_holds_nothing_but_events(tmp_path: Path) -> None:
 
 def test_after_the_end_events_are_in_the_file_and_on_standard_error(tmp_path: Path) -> None:
     path = tmp_path / "runtime.log"
-    program = (
-        "import logging\nfrom pathlib import Path\nfrom edge.logs import LogConfig, open_logs\n"
-        f"with open_logs('runtime', LogConfig(path=Path({str(path)!r}))):\n    pass\n"
-        "logging.error('cannot serve')"
-    )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(result.stderr)["event"] == json.loads(path.read_text())["event"] == "cannot serve"
+    (line,) = run_open("pass", f"LogConfig(path=Path({str(path)!r}))", afterwards="logging.error('cannot serve')")
+    assert line["event"] == json.loads(path.read_text())["event"] == "cannot serve"
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

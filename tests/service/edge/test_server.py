@@ -11,15 +11,13 @@ import grpc
 import pytest
 from google.longrunning import operations_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
 from kiln.bundle.v1 import bundle_pb2
 
 from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
-from edge.errors import AddressUnavailable, TlsFileInvalid
+from edge.errors import AddressUnavailable
 from tests.hang_guard import HANG_S
 from tests.repository import ROOT
 from tests.running_time import running_time
@@ -31,14 +29,16 @@ from tests.servers.probe import (
     READ,
     SERVICE,
     SERVING,
-    BuildServer,
     Probe,
     answer,
+    answer_after,
     check_health,
+    hang,
+    own_channel,
     serve,
     stub,
 )
-from tests.unit.edge.test_status import detail
+from tests.servers.refusals import refused
 
 
 async def reflect(
@@ -48,19 +48,11 @@ async def reflect(
     return await anext(aiter(call))
 
 
-async def test_an_old_connection_is_replaced_and_its_calls_finish(build: BuildServer) -> None:
-    probe = Probe()
+async def test_an_old_connection_is_replaced_and_its_calls_finish() -> None:
     release = asyncio.Event()
-
-    async def answer_when_released() -> bundle_pb2.GetBundleResponse:
-        await release.wait()
-        return bundle_pb2.GetBundleResponse()
-
-    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=5, max_connection_age_s=0.5))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    probe = Probe(answer_after(release.wait))
+    async with serve(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=5, max_connection_age_s=0.5)) as channel:
         assert await check_health(channel) == SERVING
-        probe.answer = answer_when_released
         stream = aiter(stub(channel).ReadBlob(READ))
         await anext(stream)
         first_peer = probe.peer
@@ -94,31 +86,20 @@ async def test_reflection_lists_the_services_and_describes_them() -> None:
             assert package in {file.package for file in files}
 
 
-async def test_drain_reports_first_and_lets_running_calls_finish(build: BuildServer) -> None:
-    probe = Probe()
+async def test_drain_reports_first_and_lets_running_calls_finish() -> None:
     release = asyncio.Event()
-
-    async def answer_when_released() -> bundle_pb2.GetBundleResponse:
-        await release.wait()
-        return await answer()
-
-    probe.answer = answer_when_released
-    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=2 * HANG_S))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    probe = Probe(answer_after(release.wait))
+    async with serve(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=2 * HANG_S)) as channel:
         watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
         assert (await anext(watch)).status == SERVING
         stream = aiter(stub(channel).ReadBlob(READ))
         assert await anext(stream) == CHUNK
-        draining = asyncio.create_task(server.drain())
+        draining = asyncio.create_task(probe.server.drain())
         assert (await anext(watch)).status == NOT_SERVING
-        assert await check_health(channel, SERVICE) == NOT_SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub(channel).GetBundle(GET)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        status = rpc_status.from_call(refused.value)
-        assert detail(status, error_details_pb2.ErrorInfo).reason == "SHUTTING_DOWN"
-        assert detail(status, error_details_pb2.RetryInfo).retry_delay.seconds == 1
+        probe.server.health.set_serving(SERVICE, True)
+        assert await check_health(channel, SERVICE) == NOT_SERVING, "it stays down"
+        assert await check_health(channel, "liveness") == SERVING
+        assert (await refused(stub(channel).GetBundle(GET), "UNAVAILABLE", "SHUTTING_DOWN")).retry_after_s == 1
         assert not draining.done()
         assert not probe.left.is_set()
         release.set()
@@ -129,17 +110,14 @@ async def test_drain_reports_first_and_lets_running_calls_finish(build: BuildSer
         await asyncio.wait_for(draining, HANG_S)
 
 
-async def test_drain_cancels_what_does_not_finish_in_time(build: BuildServer) -> None:
-    probe = Probe()
-    probe.answer = probe.hang
-    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+async def test_drain_cancels_what_does_not_finish_in_time() -> None:
+    probe = Probe(hang)
+    async with serve(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3)) as channel:
         call = asyncio.ensure_future(stub(channel).GetBundle(GET))
         await probe.entered.wait()
         start_s = time.monotonic()
         with running_time() as taken:
-            await server.drain()
+            await probe.server.drain()
         assert time.monotonic() - start_s >= 0.3
         assert taken.s < 2
         assert probe.left.is_set()
@@ -148,28 +126,23 @@ async def test_drain_cancels_what_does_not_finish_in_time(build: BuildServer) ->
     assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-async def test_taken_port_is_named(build: BuildServer) -> None:
-    first, second = build(Probe()), None
-    port = await first.start()
-    second = build(Probe(), EdgeConfig(f"127.0.0.1:{port}"))
-    with pytest.raises(AddressUnavailable) as caught:
-        await second.start()
-    assert caught.value.metadata == {"address": f"127.0.0.1:{port}"}
+async def test_a_taken_address_and_one_of_another_machine_are_named() -> None:
+    first = Probe()
+    elsewhere = EdgeConfig("192.0.2.1:0", allow_insecure=True, access=AccessConfig(allow_anonymous=True))
+    async with serve(first):
+        for config in (EdgeConfig(first.address), elsewhere):
+            with pytest.raises(AddressUnavailable) as caught:
+                async with serve(Probe(), config):
+                    pass
+            assert caught.value.metadata == {"address": config.address}
 
 
-async def test_address_of_another_machine_is_named(build: BuildServer) -> None:
-    server = build(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True, access=AccessConfig(allow_anonymous=True)))
-    with pytest.raises(AddressUnavailable):
-        await server.start()
-
-
-async def test_port_is_free_again_after_draining(build: BuildServer) -> None:
-    server = build(Probe())
-    port = await server.start()
-    await server.drain()
+async def test_port_is_free_again_after_draining() -> None:
+    async with serve(probe := Probe()):
+        pass
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", int(probe.address.rpartition(":")[2])))
 
 
 async def test_message_limit_holds_in_both_directions() -> None:
@@ -196,14 +169,13 @@ HTTP2_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
 
 
 @pytest.mark.parametrize(("min_ping_interval_s", "survives"), [(0.05, True), (10, False)])
-async def test_pings_are_limited_as_configured(build: BuildServer, min_ping_interval_s: float, survives: bool) -> None:
+async def test_pings_are_limited_as_configured(min_ping_interval_s: float, survives: bool) -> None:
     # Spoken by hand, because gRPC's own client pings at most once a second.
-    server = build(Probe(), EdgeConfig("127.0.0.1:0", min_ping_interval_s=min_ping_interval_s))
-    port = await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HTTP2_PREFACE)
-    received, num_acknowledged = b"", 0
-    async with asyncio.timeout(HANG_S):
+    config, probe = EdgeConfig("127.0.0.1:0", min_ping_interval_s=min_ping_interval_s), Probe()
+    async with serve(probe, config), asyncio.timeout(HANG_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(probe.address.rpartition(":")[2]))
+        writer.write(HTTP2_PREFACE)
+        received, num_acknowledged = b"", 0
         for number in range(1, 7):
             writer.write(HTTP2_PING)
             # The next one is sent behind the answer to this one, so that the server never finds two at once.
@@ -213,68 +185,38 @@ async def test_pings_are_limited_as_configured(build: BuildServer, min_ping_inte
             if num_acknowledged < number:
                 break
             await asyncio.sleep(0.1)
+        writer.close()
     assert (b"too_many_pings" not in received) == survives
     assert num_acknowledged >= (6 if survives else 1)
-    writer.close()
 
 
-async def test_tls_with_a_certificate_of_our_own(build: BuildServer, tmp_path: Path) -> None:
-    files = make_certificate(tmp_path, "server")
-    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(files.certificate, files.key)))
-    port = await server.start()
-    trusting = grpc.ssl_channel_credentials(files.certificate.read_bytes())
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
+async def test_tls_with_a_certificate_of_our_own(tmp_path: Path) -> None:
+    ours, other = (make_certificate(tmp_path, name) for name in ("ours", "other"))
+    trusting, stranger = (grpc.ssl_channel_credentials(one.certificate.read_bytes()) for one in (ours, other))
+    probe, config = Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(ours.certificate, ours.key))
+    async with serve(probe, config, connect=lambda address: grpc.aio.secure_channel(address, trusting)) as channel:
         assert await check_health(channel, SERVICE) == SERVING
-    stranger = grpc.ssl_channel_credentials(make_certificate(tmp_path, "other").certificate.read_bytes())
-    for channel in (
-        grpc.aio.secure_channel(f"127.0.0.1:{port}", stranger),
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}"),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check_health(channel)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        await channel.close()
-
-
-async def test_mutual_tls_asks_clients_for_a_certificate(build: BuildServer, tmp_path: Path) -> None:
-    files, client = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "client")
-    tls = TlsConfig(files.certificate, files.key, client_ca_path=client.certificate)
-    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=tls))
-    port = await server.start()
-    root = files.certificate.read_bytes()
-    known = grpc.ssl_channel_credentials(root, client.key.read_bytes(), client.certificate.read_bytes())
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", known) as channel:
-        assert await check_health(channel) == SERVING
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(root)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check_health(channel)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_unreadable_certificate_stops_the_start(build: BuildServer, tmp_path: Path) -> None:
-    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(tmp_path / "absent", tmp_path / "absent")))
-    with pytest.raises(TlsFileInvalid, match="absent"):
-        await server.start()
+        for refused_channel in (grpc.aio.secure_channel(probe.address, stranger), own_channel(probe.address)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await check_health(refused_channel)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await refused_channel.close()
 
 
 SERVE = """
 import asyncio, sys
 from edge.logs import configure_logging
 from edge.server import EdgeConfig
-from kiln.bundle.v1 import bundle_pb2
-from tests.servers.probe import Probe, make_server
+from tests.servers.probe import Probe, answer_after, make_server
 
 configure_logging("probe")
 
 async def main():
-    probe = Probe()
-    async def answer():
+    async def wait():
         print("entered", flush=True)
         await asyncio.sleep(float(sys.argv[1]))
         print("answered", flush=True)
-        return bundle_pb2.GetBundleResponse()
-    probe.answer = answer
-    server = make_server(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=30))
+    server = make_server(Probe(answer_after(wait)), EdgeConfig("127.0.0.1:0", drain_timeout_s=30))
     print(await server.start(), flush=True)
     await server.serve_until_signalled()
     print("drained", flush=True)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.running_time import running_time
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TIMEOUT_S = 0.6
+impatient_group = partial(loaded_group, min_step_timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +48,7 @@ async def time_hang(call: Awaitable[object]) -> tuple[RankHung, float, float]:
 
 
 async def test_a_stopped_rank_ends_its_group(eager: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded_group(eager.manifest, eager.blobs, forkservers, min_step_timeout_s=TIMEOUT_S) as (
-        group,
-        (process,),
-    ):
+    async with impatient_group(eager.manifest, eager.blobs, forkservers) as (group, (process,)):
         await group.run(PREFILL)
         process.suspend()
         hung, waited_s, ran_s = await time_hang(group.run(PREFILL))
@@ -63,30 +62,18 @@ async def test_a_stopped_rank_ends_its_group(eager: ToyBundle, forkservers: Rank
                 await late
 
 
-CALLS: dict[str, Callable[[RankGroup, ToyBundle], Awaitable[object]]] = {
-    "WarmUp": lambda group, _: group.warm_up(),
-    "ZeroState": lambda group, _: group.zero_state(None),
-    "StageWeights": lambda group, bundle: group.stage_weights({0: bundle.weights[1]}),
-    "SwapWeights": lambda group, _: group.swap_weights(),
-    "DiscardStaged": lambda group, _: group.discard_staged(),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "run"), [("WarmUp", RankGroup.warm_up), ("SwapWeights", RankGroup.swap_weights)])
 async def test_a_rank_that_is_stopped_in_another_call(
-    eager: ToyBundle, forkservers: RankForkservers, call: str
+    eager: ToyBundle, forkservers: RankForkservers, call: str, run: Callable[[RankGroup], Awaitable[object]]
 ) -> None:
-    async with loaded_group(eager.manifest, eager.blobs, forkservers, min_step_timeout_s=TIMEOUT_S) as (
-        group,
-        (process,),
-    ):
+    async with impatient_group(eager.manifest, eager.blobs, forkservers) as (group, (process,)):
         process.suspend()
-        hung, *_ = await time_hang(CALLS[call](group, eager))
+        hung, *_ = await time_hang(run(group))
         assert hung.metadata["call"] == call
 
 
 async def test_the_stopped_one_of_two_ranks_is_named(pair: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded_group(pair.manifest, pair.blobs, forkservers, min_step_timeout_s=TIMEOUT_S) as (group, processes):
+    async with impatient_group(pair.manifest, pair.blobs, forkservers) as (group, processes):
         await group.run(PREFILL)
         processes[1].suspend()
         hung, *_ = await time_hang(group.run(PREFILL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -14,16 +15,13 @@ import pytest
 import pytest_asyncio
 import torch
 
-from bundle.manifest import Target, WeightShard
+from bundle.manifest import Target
 from execution.errors import (
     ExecutableInvalid,
     ExecutableUnknown,
     RankDied,
     SlotUnknown,
-    StepFailed,
     StepInvalid,
-    WeightsInvalid,
-    WeightsNotStaged,
 )
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
@@ -40,13 +38,13 @@ from tests.contract.executors.executor_suite import (
     token_inputs,
     with_executable,
 )
+from tests.hang_guard import HANG_S
 from tests.ranks.toy import GLOBAL_TOPK, SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
 from tests.ranks.toy_groups import DECODE, PREFILL, loaded, rank_processes, start, step
+from tests.repository import ROOT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-LEVELS = [0, pytest.param(1, marks=pytest.mark.toolchain)]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +52,12 @@ def eager(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0)
 
 
-@pytest.fixture(params=LEVELS, ids=["O0", "O1"])
+@pytest.fixture(
+    params=[("logits", 0), pytest.param(("logits", 1), marks=pytest.mark.toolchain), ("tokens", 0)], ids=str
+)
 def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
-    return toy("logits", request.param)
-
-
-@pytest.fixture
-def on_device(toy: MakeToy) -> ToyBundle:
-    return toy("tokens", 1)
+    """One whose tokens the host picks, the same compiled, and one that picks them on the device."""
+    return toy(*request.param)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -111,24 +107,6 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: R
             assert 0 < result.duration_s <= time.perf_counter() - started
 
 
-@pytest.mark.toolchain
-async def test_tokens_picked_on_the_device(on_device: ToyBundle, forkservers: RankForkservers) -> None:
-    params = torch.tensor([[7.0, 0.95, 0.8]])
-    logits = Reference(0).run(prompt_inputs([5, 6, 7], 0))
-    async with loaded(on_device.manifest, on_device.blobs, forkservers) as (group, _):
-        for rand in (0.0, 0.3, 0.6, 0.9):
-            one = step(CTE, prompt_inputs([5, 6, 7], 0), 1, params=(7.0, 0.95, 0.8), rand=rand)
-            result = await group.run(one)
-            assert result.tokens == sample(logits, params, torch.tensor([[rand]]), GLOBAL_TOPK)[:, None].tolist()
-            assert result.top_ids == [logits.argmax(-1).tolist()]
-
-
-async def test_greedy_steps_without_logprobs(group: RankGroup) -> None:
-    result = await group.run(PREFILL)
-    assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
-    assert (result.logprobs, result.top_ids, result.top_logprobs) == (None, None, None)
-
-
 async def test_warming_up_writes_the_scratch_slot_only(group: RankGroup) -> None:
     first, expected = await group.run(PREFILL), await group.run(DECODE)
     await group.zero_state(None)
@@ -141,8 +119,6 @@ async def test_warming_up_writes_the_scratch_slot_only(group: RankGroup) -> None
 async def test_steps_that_do_not_fit_leave_the_group_serving(group: RankGroup) -> None:
     with pytest.raises(ExecutableUnknown, match="no executable 'x'"):
         await group.run(Step("x", {}))
-    with pytest.raises(StepInvalid, match=r"inputs\[rand\]: got 1 values; accepted: 2 float32 values"):
-        await group.run(Step(TKG, {**DECODE.inputs, "rand": [0.5]}))
     with pytest.raises(StepInvalid, match=r"inputs\[input_ids\]: got 48; accepted: 0 to 47"):
         await group.run(step(TKG, token_inputs([8, 48], [3, 0], [0, SLOTS])))
     assert len((await group.run(DECODE)).tokens) == 2
@@ -166,42 +142,7 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_next(group: RankGroup
         assert (await group.run(other)).top_logprobs == expected.top_logprobs
 
 
-async def test_a_step_that_raises(eager: ToyBundle, forkservers: RankForkservers) -> None:
-    layout = eager.manifest.state
-    shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
-    manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    async with loaded(manifest, eager.blobs, forkservers) as (group, _):
-        with pytest.raises(StepFailed, match=f"step of {CTE} failed"):
-            await group.run(PREFILL)
-        assert not group.died.done()
-
-
 # Weights and state
-
-
-async def test_weights_are_swapped_between_steps(
-    bundle: ToyBundle, forkservers: RankForkservers, tmp_path: Path
-) -> None:
-    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
-        before = await group.run(PREFILL)
-        with pytest.raises(WeightsNotStaged):
-            await group.swap_weights()
-        await group.stage_weights({0: bundle.weights[1]})
-        with pytest.raises(WeightsInvalid, match="FileNotFoundError"):
-            await group.stage_weights({0: tmp_path / "absent"})
-        with pytest.raises(WeightsNotStaged):
-            await group.swap_weights()
-        assert (await group.run(PREFILL)).tokens == before.tokens
-        await group.stage_weights({0: bundle.weights[1]})
-        started = time.perf_counter()
-        assert 0 < await group.swap_weights() <= time.perf_counter() - started
-        after = await group.run(step(CTE, prompt_inputs([5, 6, 7], 0), 0))
-        logprobs = Reference(1).run(prompt_inputs([5, 6, 7], 0)).log_softmax(-1)
-        torch.testing.assert_close(torch.tensor(after.logprobs), logprobs.amax(-1))
-        await group.stage_weights({0: bundle.weights[0]})
-        await group.discard_staged()
-        with pytest.raises(WeightsNotStaged):
-            await group.swap_weights()
 
 
 async def test_memory_and_state(group: RankGroup) -> None:
@@ -236,20 +177,6 @@ async def test_a_failed_load_is_named_and_cleans_up(
         await group.load()
     assert rank_processes() == before
     assert log[:2] == ["0 Load failed", "0 Traceback (most recent call last):"]
-
-
-async def test_weights_of_another_dtype(eager: ToyBundle, forkservers: RankForkservers) -> None:
-    def retype(shard: WeightShard) -> WeightShard:
-        tensors = tuple(msgspec.structs.replace(one, dtype="bfloat16") for one in shard.tensors)
-        return msgspec.structs.replace(shard, tensors=tensors)
-
-    (weight_set,) = eager.manifest.weight_sets
-    retyped = msgspec.structs.replace(weight_set, shards=tuple(map(retype, weight_set.shards)))
-    group = await start(msgspec.structs.replace(eager.manifest, weight_sets=(retyped,)), eager.blobs, forkservers, [])
-    with pytest.raises(WeightsInvalid, match="11 of 11 tensors differ") as caught:
-        await group.load()
-    violation = "tensors[embedding.weight]: got float32 [48, 16]; accepted: bfloat16 [48, 16]"
-    assert str(caught.value.violations[0]) == violation
 
 
 async def test_a_host_without_the_instructions(eager: ToyBundle) -> None:
@@ -293,3 +220,42 @@ async def test_an_idle_rank_sleeps(group: RankGroup, process: psutil.Process) ->
     before = sum(process.cpu_times()[:2])
     await asyncio.sleep(0.5)
     assert sum(process.cpu_times()[:2]) - before <= 0.02
+
+
+async def test_closing_is_no_death(eager: ToyBundle) -> None:
+    async with loaded(eager.manifest, eager.blobs, None) as (group, _):
+        await group.close()
+        assert group.died.cancelled()
+        for late in (group.warm_up(), group.run(PREFILL), group.stage_weights({0: eager.weights[1]})):
+            with pytest.raises(RankDied, match="exit code 0"):
+                await late
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from bundle.manifest import parse_manifest
+from execution.ranks.group import RankGroup
+
+async def main():
+    manifest = parse_manifest(Path(sys.argv[1]).read_bytes())
+    group = await RankGroup.start(manifest, Path, num_threads=1)
+    print("started", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_rank_ends_with_its_killed_parent(eager: ToyBundle, tmp_path: Path) -> None:
+    (tmp_path / "manifest").write_bytes(eager.manifest.to_json())
+    parent = psutil.Popen(
+        [sys.executable, "-c", PARENT, tmp_path / "manifest"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert await asyncio.to_thread(parent.stdout.readline) == "started\n"
+    processes = parent.children(recursive=True)
+    assert [process.name() for process in processes] == ["kiln-forkserver", "kiln-rank-0"]
+    parent.kill()
+    parent.wait()
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, processes, timeout=HANG_S)
+    assert len(gone) == len(processes)

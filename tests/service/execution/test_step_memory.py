@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bundle.abi.outputs import INVALID_ROW, NO_TOKEN
 from bundle.manifest import Manifest, TensorSpec
-from execution.errors import ExecutableUnknown, StepInvalid
+from execution.errors import StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
-from execution.step import MAX_TOP_LOGPROBS, Step, StepForm, StepInputs, step_inputs
+from execution.step import MAX_TOP_LOGPROBS, Step, StepForm, step_inputs
 from tests.bundles.manifests import VOCAB_SIZE, make_manifest
 from tests.memory_files import count_held
 from tests.ranks.toy import VOCAB
@@ -134,14 +134,11 @@ def test_internal_outputs_have_room_only_if_asked_for(tp_degree: int) -> None:
     result = memory.read_result(Step(TKG, {}), 1, 0.5)
     assert result.internal["rank_logits"][tp_degree - 1, 0, 5] == 4 * VOCAB_SIZE * (tp_degree - 1) + 5
     assert result.logits is None
+    (executable,) = (one for one in internal.executables if one.tag == TKG)
+    idle = StepForm(internal, executable).make_idle()
     with pytest.raises(StepInvalid, match="accepted: false: the executable returns no logits"):
-        memory.write_inputs(Step(TKG, internal_inputs(internal), return_logits=True), 0)
+        memory.write_inputs(Step(TKG, idle, return_logits=True), 0)
     memory.close()
-
-
-def internal_inputs(manifest: Manifest) -> StepInputs:
-    executable = next(one for one in manifest.executables if one.tag == TKG)
-    return StepForm(manifest, executable).make_idle()
 
 
 def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
@@ -175,11 +172,6 @@ def test_steps_that_do_not_fit(
         inputs[name] = values
     with pytest.raises(StepInvalid, match=message):
         memory.write_inputs(Step(TKG, inputs), 0)
-
-
-def test_an_unknown_tag(memory: StepMemory) -> None:
-    with pytest.raises(ExecutableUnknown, match="no executable 'x'"):
-        memory.write_inputs(Step("x", {}), 0)
 
 
 @pytest.mark.parametrize("asked", [-1, MAX_TOP_LOGPROBS + 1])

@@ -11,7 +11,8 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from execution.errors import StepFailed
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
-from tests.servers.runtime import Runtime, details_of, raises, serve_runtime, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, serve_runtime, tokens_of
 
 
 async def deploy_empty(served: Runtime) -> pb.Deployment:
@@ -26,17 +27,15 @@ async def test_executables_wait_for_weights(served: Runtime) -> None:
     role = deployment.roles[0]
     assert (role.weight_epoch, role.weights_ref, role.weights_digest) == (0, "", "")
     assert not served.ranks.is_warm
-    async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY") as caught:
-        await served.generate([5])
-    assert details_of(caught[0])[0].metadata["state"] == "AWAITING_WEIGHTS"
-    assert "LoadWeights" in str(caught[0].details())
+    caught = await refused(served.generate([5]), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
+    assert caught.metadata["state"] == "AWAITING_WEIGHTS"
+    assert "LoadWeights" in caught.message
     for call in (
         served.generation.Tokenize(generation.TokenizeRequest(deployment_id="d", text="hi")),
         served.generation.Detokenize(generation.DetokenizeRequest(deployment_id="d", token_ids=[5])),
         served.control.ResetKVCache(pb.ResetKVCacheRequest(deployment_id="d")),
     ):
-        async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
-            await call
+        await refused(call, "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
     assert (await served.load("empty"))[-1].deployment.state == pb.Deployment.STATE_AWAITING_WEIGHTS
     result = (await served.load_weights("weights"))[-1].result
     assert (result.previous_weight_epoch, result.weight_epoch) == (0, 1)
@@ -47,39 +46,26 @@ async def test_executables_wait_for_weights(served: Runtime) -> None:
 
 async def test_bundles_that_lack_a_part_are_named(served: Runtime) -> None:
     await deploy_empty(served)
-    async with raises("FAILED_PRECONDITION", "WEIGHTS_MISSING") as caught:
-        await served.load_weights("empty")
-    assert details_of(caught[0])[0].metadata["ref"] == "empty"
-    async with raises("FAILED_PRECONDITION", "EXECUTABLES_MISSING") as caught:
-        await served.load("weights", "other")
-    assert details_of(caught[0])[0].metadata["ref"] == "weights"
+    caught = await refused(served.load_weights("empty"), "FAILED_PRECONDITION", "WEIGHTS_MISSING")
+    assert caught.metadata["ref"] == "empty"
+    caught = await refused(served.load("weights", "other"), "FAILED_PRECONDITION", "EXECUTABLES_MISSING")
+    assert caught.metadata["ref"] == "weights"
     assert (await served.info()).free_cores == 3
     served.publish("wide", has_executables=False, graph_abi_digest="sha256:" + "1" * 64)
-    async with raises("FAILED_PRECONDITION", "GRAPH_ABI_MISMATCH"):
-        await served.load_weights("wide")
+    await refused(served.load_weights("wide"), "FAILED_PRECONDITION", "GRAPH_ABI_MISMATCH")
     assert (await served.get()).state == pb.Deployment.STATE_AWAITING_WEIGHTS
 
 
-async def test_ranks_that_die_waiting_are_replaced(served: Runtime) -> None:
-    await deploy_empty(served)
-    served.ranks.die()
-    async with asyncio.timeout(HANG_S):
-        while len(served.groups) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-    assert (await served.wait_for_state("AWAITING_WEIGHTS")).roles[0].weight_epoch == 0
-    await served.load_weights("weights")
-    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=31)
-
-
-async def test_requests_do_not_queue_while_ranks_without_weights_restart(served: Runtime) -> None:
+async def test_ranks_that_die_waiting_are_replaced_and_no_request_queues_meanwhile(served: Runtime) -> None:
     await deploy_empty(served)
     served.load_gate.clear()
     served.ranks.die()
     await served.wait_for_state("RECOVERING")
-    async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
-        await served.generate([5])
+    await refused(served.generate([5]), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
     served.load_gate.set()
-    await served.wait_for_state("AWAITING_WEIGHTS")
+    assert (await served.wait_for_state("AWAITING_WEIGHTS")).roles[0].weight_epoch == 0
+    await served.load_weights("weights")
+    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=31)
 
 
 async def test_waiting_outlives_a_restart(tmp_path: Path) -> None:
@@ -99,8 +85,7 @@ async def test_swap_that_reached_some_ranks_only_restarts_them_all(served: Runti
     await served.deploy()
     served.publish("pirate", bias=31)
     served.ranks.swap_failures = [StepFailed("swap", "out of memory")]
-    async with raises("INTERNAL", "STEP_FAILED"):
-        await served.load_weights("pirate")
+    await refused(served.load_weights("pirate"), "INTERNAL", "STEP_FAILED")
     assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
     assert len(served.groups) == 2
     assert (await served.get()).roles[0].weight_epoch == 1
@@ -115,6 +100,5 @@ async def test_unload_ends_a_weight_load(served: Runtime) -> None:
     load = asyncio.create_task(served.load_weights("pirate"))
     await asyncio.wait_for(served.ranks.swapping.wait(), HANG_S)
     await served.unload()
-    async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
-        await asyncio.wait_for(load, HANG_S)
+    await refused(asyncio.wait_for(load, HANG_S), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
     assert (await served.info()).free_memory_bytes == (await served.info()).total_memory_bytes

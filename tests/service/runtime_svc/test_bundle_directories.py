@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,17 +11,19 @@ import pytest
 
 from bundle.digest import sha256_bytes
 from bundle.errors import BlobCorrupt, BlobNotFound, BundleNotFound, LayoutInvalid
-from bundle.layout import Layout
-from bundle.oci import REF_NAME
-from bundle.reader import open_bundle
 from bundle.reference import parse_reference
-from bundle.tags import WrittenTag, write_tags
-from runtime_svc.server import open_server
-from runtime_svc.settings import parse_settings
-from tests.bundles.published import LayoutBundleService, publish
-from tests.hang_guard import HANG_S
+from bundle.store.layout import Layout
+from bundle.store.oci import REF_NAME
+from bundle.store.reader import open_bundle
+from bundle.store.tags import WrittenTag, write_tags
+from tests.bundles.published import publish
 from tests.ranks.fakes import expected_tokens
-from tests.servers.runtime import Runtime, raises, serve_runtime, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import serve_runtime, tokens_of
+
+FOLLOWING = "--follow-interval=0.05"
+#: A runtime that no BundleService helps.
+serve = partial(serve_runtime, has_compiler=False)
 
 
 def tag(layout: Layout, digest: str, name: str) -> None:
@@ -42,49 +42,31 @@ def add(layout: Layout, name: str, bias: int) -> str:
     return digest
 
 
-@asynccontextmanager
-async def serve(tmp_path: Path, *arguments: str) -> AsyncIterator[Runtime]:
-    """A runtime that no BundleService helps."""
-    settings = parse_settings(
-        ["--address=127.0.0.1:0", f"--cache={tmp_path / 'cache'}", "--cores=4", "--follow-interval=0.05", *arguments],
-        {},
-    )
-    served: Runtime | None = None
-
-    async def start_ranks(*args: object, **options: object) -> object:
-        assert served is not None
-        return await served.start_ranks(*args, **options)  # type: ignore[arg-type]
-
-    async with open_server(settings, start_ranks) as server:  # type: ignore[arg-type]
-        nothing = Layout.create(tmp_path / "nothing")
-        served = Runtime(server, await server.start(), nothing, LayoutBundleService(nothing))
-        try:
-            yield served
-        finally:
-            await served.channel.close()
-            await server.edge._server.stop(None)
-
-
 async def test_references_are_tags_of_a_layout(tmp_path: Path) -> None:
     layout = Layout.create(tmp_path / "mounted")
     first, second, third = (add(layout, f"story-v{version}", version) for version in (1, 2, 10))
     tag(layout, second, "story-prod")
+    # Also the name of another bundle, whose newest version comes before the alias.
+    other = add(layout, "story-prod-v9", 9)
     async with serve(tmp_path, f"--bundles={layout.root}") as served:
+        library = served.server.deployments.library
         wanted = {
             "story:v1": (first, "story:v1"),
             "story:v2": (second, "story:v2"),
             "story@prod": (second, "story:v2"),
             "story": (third, "story:v10"),
+            "story-prod": (other, "story-prod:v9"),
             first: (first, ""),
         }
         for number, (ref, found) in enumerate(wanted.items()):
-            resolved = await served.server.deployments.library.resolve(ref)
+            resolved = await library.resolve(ref)
             assert (resolved.ref, resolved.digest, resolved.version) == (ref, *found), number
+        layout.replace_index(layout.read_index().without_tag("story-prod-v9"))
+        assert (await library.resolve("story-prod")).digest == second
         await served.load("story:v2")
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)
-        async with raises("NOT_FOUND", "BUNDLE_NOT_FOUND") as caught:
-            await served.load("story:v3", "e")
-        assert "no compiler to ask" in str(caught[0].details())
+        caught = await refused(served.load("story:v3", "e"), "NOT_FOUND", "BUNDLE_NOT_FOUND")
+        assert "no compiler to ask" in caught.message
 
 
 async def test_a_directory_of_layouts(tmp_path: Path) -> None:
@@ -92,8 +74,7 @@ async def test_a_directory_of_layouts(tmp_path: Path) -> None:
     bundles.mkdir()
     (bundles / "lost+found").mkdir()
     async with serve(tmp_path, f"--bundles={bundles}") as served:
-        async with raises("NOT_FOUND", "BUNDLE_NOT_FOUND"):
-            await served.load("other")
+        await refused(served.load("other"), "NOT_FOUND", "BUNDLE_NOT_FOUND")
         add(Layout.create(bundles / "story"), "story-v1", 1)
         add(Layout.create(bundles / "other"), "other", 3)
         await served.load("other")
@@ -114,12 +95,10 @@ async def test_the_directory_is_only_read(tmp_path: Path) -> None:
 async def test_a_moved_tag_is_followed(tmp_path: Path) -> None:
     layout = Layout.create(tmp_path / "mounted")
     add(layout, "story-prod", 1)
-    async with serve(tmp_path, f"--bundles={layout.root}") as served:
+    async with serve(tmp_path, f"--bundles={layout.root}", FOLLOWING) as served:
         await served.load("story@prod", follow_alias=True)
         digest = add(layout, "story-prod", 2)
-        async with asyncio.timeout(HANG_S):
-            while (await served.get()).roles[0].weights_digest != digest:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await served.wait_for(lambda one: one.roles[0].weights_digest == digest)
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)
 
 
@@ -146,20 +125,6 @@ async def test_beside_a_compiler_the_directory_is_asked_first(tmp_path: Path) ->
         await served.load("other", "e")
         assert served.bundles.lookups == ["other"]
         assert tokens_of(await served.generate([5], deployment_id="e")) == expected_tokens([5], 5, bias=2)
-
-
-async def test_a_name_is_its_newest_version_before_it_is_the_tag_of_an_alias(tmp_path: Path) -> None:
-    """`story-prod` is the tag of `story@prod`, and the name of another bundle."""
-    layout = Layout.create(tmp_path / "mounted")
-    alias, first, second = (
-        add(layout, name, bias) for bias, name in enumerate(("story-prod", "story-prod-v9", "story-prod-v10"))
-    )
-    async with serve(tmp_path, f"--bundles={layout.root}") as served:
-        wanted = {"story@prod": alias, "story-prod": second, "story-prod:v9": first}
-        for ref, digest in wanted.items():
-            assert (await served.server.deployments.library.resolve(ref)).digest == digest
-        layout.replace_index(layout.read_index().without_tag("story-prod-v10").without_tag("story-prod-v9"))
-        assert (await served.server.deployments.library.resolve("story-prod")).digest == alias
 
 
 async def test_the_store_of_a_compiler_is_a_directory_of_bundles(tmp_path: Path) -> None:
@@ -200,8 +165,7 @@ async def test_an_unpacked_bundle_is_served_by_the_name_of_its_folder(tmp_path: 
         async with serve(tmp_path / str(number), f"--bundles={directory}") as served:
             await served.wait_for_state("READY")
             await served.load(digest, "by-digest")
-            async with raises("NOT_FOUND", "BUNDLE_NOT_FOUND"):
-                await served.load("other", "e")
+            await refused(served.load("other", "e"), "NOT_FOUND", "BUNDLE_NOT_FOUND")
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
@@ -209,7 +173,7 @@ async def test_names_of_folders_are_tags(tmp_path: Path, made: Layout) -> None:
     bundles = tmp_path / "bundles"
     for name, bias in (("story-v1", 1), ("story-v2", 2), ("story-prod", 1)):
         unpack(made, publish(made, bias=bias), bundles / name)
-    async with serve(tmp_path, f"--bundles={bundles}") as served:
+    async with serve(tmp_path, f"--bundles={bundles}", FOLLOWING) as served:
         for ref, bias in (("story", 2), ("story:v1", 1)):
             await served.load(ref, ref[-1])
             assert tokens_of(await served.generate([5], deployment_id=ref[-1])) == expected_tokens([5], 5, bias=bias)
@@ -219,9 +183,7 @@ async def test_names_of_folders_are_tags(tmp_path: Path, made: Layout) -> None:
         # Whole at once: the runtime might read what is half there.
         unpack(made, publish(made, bias=2), tmp_path / "new")
         (tmp_path / "new").rename(bundles / "story-prod")
-        async with asyncio.timeout(HANG_S):
-            while (await served.get()).roles[0].weights_digest != digest:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await served.wait_for(lambda one: one.roles[0].weights_digest == digest)
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)
 
 
@@ -232,21 +194,19 @@ async def test_files_of_an_unpacked_bundle_are_verified(tmp_path: Path, made: La
     weights = folder / "weights" / "tp0_sharded_checkpoint.safetensors"
     weights.write_text("7")
     async with serve(tmp_path, f"--bundles={folder.parent}") as served:
-        async with raises("NOT_FOUND", "BLOB_NOT_FOUND") as caught:
-            await served.load("story")
-        assert f"blob {shard.blob} is not among the files of {folder.name}: " in str(caught[0].details())
+        caught = await refused(served.load("story"), "NOT_FOUND", "BLOB_NOT_FOUND")
+        assert f"blob {shard.blob} is not among the files of {folder.name}: " in caught.message
         weights.write_text("1")
         await served.load("story")
         # After it was opened and before ranks map it, as at a restart of ranks.
-        bundle = await served.server.deployments.library.fetch(
-            await served.server.deployments.library.resolve("story"), lambda _done, _total: None
-        )
+        library = served.server.deployments.library
+        bundle = await library.fetch(await library.resolve("story"), lambda _done, _total: None)
         weights.write_text("7")
         with pytest.raises(BlobCorrupt, match=str(shard.blob)):
-            await served.server.deployments.library.verify(bundle)
+            await library.verify(bundle)
         weights.unlink()
         with pytest.raises(BlobNotFound, match=str(shard.blob)):
-            await served.server.deployments.library.verify(bundle)
+            await library.verify(bundle)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +228,8 @@ async def test_a_folder_that_is_no_bundle_is_named(
         (folder / "manifest.json").symlink_to(tmp_path / "elsewhere")
     else:
         (folder / "manifest.json").write_bytes(manifest)
-    async with serve(tmp_path, f"--bundles={folder.parent}") as served, raises(code, reason):
-        await served.load("story")
+    async with serve(tmp_path, f"--bundles={folder.parent}") as served:
+        await refused(served.load("story"), code, reason)
 
 
 async def test_a_bundle_that_vanishes_is_named(tmp_path: Path) -> None:

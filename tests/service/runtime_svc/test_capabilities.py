@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -12,11 +13,12 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.abi.inputs import COMPUTED_CONTEXT
 from bundle.manifest import GenerationDefaults, Serving
-from runtime_svc.capabilities import MAX_LOGITS_BYTES, Capabilities
+from runtime_svc.admission.capabilities import MAX_LOGITS_BYTES, Capabilities
 from tests.bundles.manifests import DYNAMIC_FLAGS
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens, make_manifest
-from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, serve_runtime, token_request, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, serve_runtime, token_request, tokens_of
 
 CUTTING = Serving(input_truncation=True)
 
@@ -70,17 +72,9 @@ async def test_a_deployment_may_have_its_own_time_between_tokens(tmp_path: Path)
         default = (await served.load("story", "default"))[-1].deployment
         assert (own.target_inter_token_latency, default.target_inter_token_latency) == (target, Duration(seconds=1000))
         assert (await served.load("story", "own"))[-1].deployment.target_inter_token_latency == target
-        async with raises("ALREADY_EXISTS", "DEPLOYMENT_EXISTS") as caught:
-            await served.load("story", "own", target_inter_token_latency=Duration(seconds=1))
-        assert "target_inter_token_latency_s 1e-06" in str(caught[0].details())
-
-
-@pytest.mark.parametrize("target", [Duration(), Duration(seconds=-1)])
-async def test_a_time_between_tokens_is_more_than_0(served: Runtime, target: Duration) -> None:
-    served.publish()
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await served.load("story", target_inter_token_latency=target)
-    assert fields_of(caught[0]) == ["target_inter_token_latency"]
+        other = served.load("story", "own", target_inter_token_latency=Duration(seconds=1))
+        caught = await refused(other, "ALREADY_EXISTS", "DEPLOYMENT_EXISTS")
+        assert "target_inter_token_latency_s 1e-06" in caught.message
 
 
 async def test_chunks_are_chosen_for_the_time_of_their_deployment(served: Runtime) -> None:
@@ -114,9 +108,8 @@ async def test_what_a_bundle_lacks_is_told_and_refused_by_name(served: Runtime) 
     request.output.logits = True
     request.output.logprobs = 1
     request.stop.stop_strings.append("x")
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await served.generation.Generate(request).read()
-    assert fields_of(caught[0]) == ["output.logprobs", "output.logits", "stop.stop_strings"]
+    fields = ("output.logprobs", "output.logits", "stop.stop_strings")
+    await refused(served.generation.Generate(request), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", *fields)
 
 
 async def test_server_tells_deployments_that_are_not_ready_yet(served: Runtime) -> None:
@@ -124,70 +117,52 @@ async def test_server_tells_deployments_that_are_not_ready_yet(served: Runtime) 
     served.publish()
     served.load_gate.clear()
     load = asyncio.create_task(served.load("story"))
-    async with asyncio.timeout(HANG_S):
-        while not (known := list((await served.info()).deployments)) or not known[0].capabilities.max_length:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    assert (known[0].state, known[0].capabilities.max_length) == (pb.Deployment.STATE_LOADING, 64)
+    await until(lambda: served.groups)
+    await served.wait_for(lambda one: one.capabilities.max_length == 64)
+    (told,) = (await served.info()).deployments
+    assert (told.state, told.capabilities.max_length) == (pb.Deployment.STATE_LOADING, 64)
     served.load_gate.set()
     await load
 
 
-@pytest.mark.parametrize("length", [16, 17, 40])
-async def test_prompt_that_is_too_long_keeps_its_end(served: Runtime, length: int) -> None:
+async def test_prompt_that_is_too_long_keeps_its_end(served: Runtime) -> None:
     await served.deploy(serving=CUTTING)
-    prompt = list(range(3, 3 + length))
-    events = await served.generate(prompt)
-    accepted, usage = events[0].accepted, events[-1].finished.usage
-    assert (accepted.prompt_token_count, accepted.truncated_tokens) == (16, length - 16)
-    assert usage.prompt_tokens == 16
-    assert tokens_of(events) == expected_tokens(prompt[-16:], 5)
-
-
-async def test_prompt_that_is_too_long_is_refused_where_the_bundle_does_not_cut(served: Runtime) -> None:
-    await served.deploy()
-    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG"):
-        await served.generate(list(range(3, 20)))
+    for length in (16, 17, 40):
+        prompt = list(range(3, 3 + length))
+        events = await served.generate(prompt)
+        accepted, usage = events[0].accepted, events[-1].finished.usage
+        assert (accepted.prompt_token_count, accepted.truncated_tokens) == (16, length - 16)
+        assert usage.prompt_tokens == 16
+        assert tokens_of(events) == expected_tokens(prompt[-16:], 5)
 
 
 async def test_logits_of_every_token(served: Runtime) -> None:
     await served.deploy()
     request = token_request([3, 4], 3)
     request.output.logits = True
-    with_logits, without = served.generation.Generate(request), served.generate([3, 4], 3)
-    tokens = [token for event in [one async for one in with_logits] for token in event.delta.tokens]
+    events, without = await asyncio.gather(served.ask(request), served.generate([3, 4], 3))
+    tokens = [token for event in events for token in event.delta.tokens]
     assert [token.id for token in tokens] == expected_tokens([3, 4], 3)
     for token in tokens:
         assert list(token.logits) == [1.0 if one == token.id else -one / 2 for one in range(VOCAB_SIZE)]
-    assert not any(token.logits for event in await without for token in event.delta.tokens)
+    assert not any(token.logits for event in without for token in event.delta.tokens)
     assert [step.return_logits for step in served.ranks.steps].count(False) >= 2, "no request asked in these steps"
 
 
-def test_logits_that_exceed_a_message_are_not_served() -> None:
-    largest = MAX_LOGITS_BYTES // 4
-    within, beyond = (
-        Capabilities.from_manifest(make_manifest(vocab_size=vocab_size)) for vocab_size in (largest, largest + 1)
-    )
-    assert (within.logits, within.logprobs) == (True, True)
-    assert (beyond.logits, beyond.logprobs) == (False, True)
-
-
-def test_internal_logits_are_no_capability() -> None:
-    capabilities = Capabilities.from_manifest(make_manifest(flags=("rand", "rank_logits", "sampling_params", "tokens")))
-    assert (capabilities.logits, capabilities.logprobs, capabilities.max_logprobs) == (False, False, 0)
-
-
-async def test_large_logits_that_are_asked_for_are_refused(served: Runtime) -> None:
-    await served.deploy(vocab_size=MAX_LOGITS_BYTES // 4 + 1)
-    request = token_request([3])
-    request.output.logits = True
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await served.generation.Generate(request).read()
-    (violation,) = details_of(caught[0])[1].field_violations
-    assert "exceed a message" in violation.description
-
-
-def test_small_vocabulary_has_as_many_alternatives_as_tokens() -> None:
-    assert Capabilities.from_manifest(make_manifest(vocab_size=7)).max_logprobs == 7
+@pytest.mark.parametrize(
+    ("options", "logits", "max_logprobs"),
+    [
+        ({"vocab_size": MAX_LOGITS_BYTES // 4}, True, 20),
+        # They exceed a message.
+        ({"vocab_size": MAX_LOGITS_BYTES // 4 + 1}, False, 20),
+        ({"vocab_size": 7}, True, 7),
+        # Those that ranks keep for themselves.
+        ({"flags": ("rand", "rank_logits", "sampling_params", "tokens")}, False, 0),
+    ],
+)
+def test_logits_and_alternatives_that_are_served(options: dict[str, Any], logits: bool, max_logprobs: int) -> None:
+    told = Capabilities.from_manifest(make_manifest(**options))
+    assert (told.logits, told.logprobs, told.max_logprobs) == (logits, max_logprobs > 0, max_logprobs)
 
 
 async def test_left_padded_prompts_in_company(served: Runtime) -> None:
@@ -196,17 +171,3 @@ async def test_left_padded_prompts_in_company(served: Runtime) -> None:
     prompts = [[3], list(range(3, 11)), list(range(3, 12)), list(range(3, 19)), [5, 6]]
     streams = await asyncio.gather(*(served.generate(prompt, 6) for prompt in prompts))
     assert [tokens_of(events) for events in streams] == [expected_tokens(prompt, 6) for prompt in prompts]
-
-
-async def test_output_of_a_step_is_written_while_the_next_one_runs(served: Runtime) -> None:
-    """What `async_mode` promises, and every deployment does."""
-    await served.deploy()
-    call = await hold(served, token_request([3, 4], 3))
-    first_step = len(served.ranks.steps)
-    served.ranks.gate.set()
-    served.ranks.step_s = 0.5
-    event: generation.GenerateResponse = await anext(aiter(call))
-    assert [token.id for token in event.delta.tokens] == expected_tokens([3, 4], 1)
-    assert served.ranks.is_running
-    assert len(served.ranks.steps) == first_step + 1
-    call.cancel()

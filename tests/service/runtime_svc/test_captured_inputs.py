@@ -15,16 +15,12 @@ import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
 from safetensors import safe_open
 
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 from tests.ranks.fakes import expected_tokens
+from tests.servers.refusals import assert_names_no_directory, read_refusal, refused
 from tests.servers.runtime import (
     Runtime,
-    assert_names_no_directory,
-    details_of,
-    details_of_status,
-    fields_of,
     hold,
-    raises,
     serve_runtime,
     token_request,
     tokens_of,
@@ -51,10 +47,6 @@ def capturing(prompt: list[int], steps: dict[str, int], max_new_tokens: int = 5,
     return request
 
 
-def occupy(directory: Path) -> None:
-    directory.write_text("in the way")
-
-
 async def collect(call: Any) -> list[Any]:
     """Events of a call, even if it fails."""
     events: list[Any] = []
@@ -62,10 +54,6 @@ async def collect(call: Any) -> list[Any]:
         async for event in call:
             events.append(event)  # noqa: PERF401
     return events
-
-
-async def run(served: Runtime, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
-    return [event async for event in served.generation.Generate(request)]
 
 
 @pytest.fixture
@@ -82,8 +70,9 @@ async def served(tmp_path: Path, directory: Path) -> AsyncIterator[Runtime]:
 
 async def test_chosen_steps_are_in_the_file_that_finished_names(served: Runtime, directory: Path) -> None:
     request = capturing([5, 6, 7], {"first_step": 0, "num_steps": 3}, request_id="mine", temperature=0.5, seed=4)
-    events = await run(served, request)
+    events = await served.ask(request)
     path = Path(events[-1].finished.captured_inputs_path)
+    assert (await served.get()).capabilities.input_capture
     assert path == directory / "d" / "mine.safetensors"
     assert not events[-1].finished.HasField("capture_status")
     file, steps = CaptureFile(path), served.ranks.steps
@@ -114,10 +103,8 @@ async def test_chosen_steps_are_in_the_file_that_finished_names(served: Runtime,
 
 async def test_rows_of_others_in_the_batch_are_in_it(served: Runtime) -> None:
     call = await hold(served, token_request([9], 12))
-    mine = asyncio.create_task(run(served, capturing([5, 6], {"first_step": 1, "num_steps": 2})))
-    async with asyncio.timeout(HANG_S):
-        while not (await served.get()).load.queued_requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    mine = asyncio.create_task(served.ask(capturing([5, 6], {"first_step": 1, "num_steps": 2})))
+    await served.wait_for(lambda one: one.load.queued_requests)
     served.ranks.gate.set()
     events = await mine
     await collect(call)
@@ -139,48 +126,35 @@ async def test_one_step_is_the_default_and_an_early_end_leaves_fewer(served: Run
         ({"first_step": 3, "num_steps": 9}, [3, 4]),
         ({"first_step": 7}, []),
     ):
-        events = await run(served, capturing([5], steps))
+        events = await served.ask(capturing([5], steps))
         file = CaptureFile(Path(events[-1].finished.captured_inputs_path))
         assert sorted(file.of("row")) == captured
         assert file.metadata["captured_steps"] == str(len(captured))
-
-
-async def test_bad_values_are_named_by_field(served: Runtime) -> None:
-    for steps, field in (
-        ({"first_step": -1}, "output.capture_inputs.first_step"),
-        ({"first_step": 0, "num_steps": 0}, "output.capture_inputs.num_steps"),
-        ({"first_step": 0, "num_steps": 1025}, "output.capture_inputs.num_steps"),
-    ):
-        async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as errors:
-            await run(served, capturing([5], steps))
-        assert fields_of(errors[0]) == [field]
 
 
 async def test_without_a_directory_captures_are_not_served(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as served:
         deployment = await served.deploy()
         assert not deployment.capabilities.input_capture
-        async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as errors:
-            await run(served, capturing([5], {"first_step": 0}))
-        assert fields_of(errors[0]) == ["output.capture_inputs"]
-
-
-async def test_deployments_tell_that_inputs_can_be_captured(served: Runtime) -> None:
-    assert (await served.get()).capabilities.input_capture
+        await refused(
+            served.ask(capturing([5], {"first_step": 0})),
+            "INVALID_ARGUMENT",
+            "FEATURE_NOT_SERVED",
+            "output.capture_inputs",
+        )
 
 
 async def test_an_unwritable_directory_refuses_the_request(served: Runtime, directory: Path) -> None:
-    occupy(directory)
-    async with raises("FAILED_PRECONDITION", "CAPTURE_UNWRITABLE") as errors:
-        await run(served, capturing([5], {"first_step": 0}))
-    assert details_of(errors[0])[0].metadata["path"] == "d"
+    await asyncio.to_thread(directory.write_text, "in the way")
+    errors = await refused(served.ask(capturing([5], {"first_step": 0})), "FAILED_PRECONDITION", "CAPTURE_UNWRITABLE")
+    assert errors.metadata["path"] == "d"
     assert served.ranks.steps == []
     assert tokens_of(await served.generate([5, 6])) == expected_tokens([5, 6], 5)
 
 
 async def test_a_file_that_cannot_be_written_costs_no_tokens(served: Runtime, directory: Path) -> None:
     served.ranks.gate.clear()
-    running = asyncio.create_task(run(served, capturing([5, 6], {"first_step": 0})))
+    running = asyncio.create_task(served.ask(capturing([5, 6], {"first_step": 0})))
     await served.wait_for_slots(1)
     shutil.rmtree(directory)
     served.ranks.gate.set()
@@ -190,52 +164,43 @@ async def test_a_file_that_cannot_be_written_costs_no_tokens(served: Runtime, di
     assert finished.reason == pb.FINISH_REASON_LENGTH
     assert not finished.HasField("status")
     assert finished.captured_inputs_path == ""
-    assert details_of_status(finished.capture_status)[0].reason == "CAPTURE_UNWRITABLE"
+    assert read_refusal(finished.capture_status).reason == "CAPTURE_UNWRITABLE"
     assert_names_no_directory(str(finished.capture_status))
 
 
-async def test_what_an_aborted_request_captured_is_written(served: Runtime, directory: Path) -> None:
+@pytest.mark.parametrize("end", ["abort", "loss", "cancellation"])
+async def test_what_was_captured_before_an_early_end_is_written(served: Runtime, directory: Path, end: str) -> None:
     call = await hold(served, capturing([5, 6], {"first_step": 0, "num_steps": 9}, 40, request_id="gone"))
-    await served.generation.Abort(pb.AbortRequest(deployment_id="d", request_id="gone"))
-    events = await collect(call)
-    assert events[-1].finished.reason == pb.FINISH_REASON_ABORTED
-    assert sorted(CaptureFile(Path(events[-1].finished.captured_inputs_path)).of("row")) == [0]
+    if end == "abort":
+        await served.generation.Abort(pb.AbortRequest(deployment_id="d", request_id="gone"))
+    elif end == "loss":
+        served.ranks.die()
+    else:
+        call.cancel()
+    path = directory / "d" / "gone.safetensors"
+    if end != "cancellation":
+        assert (await collect(call))[-1].finished.captured_inputs_path == str(path)
+    await until(path.exists)
     served.ranks.gate.set()
-
-
-async def test_the_step_that_killed_a_rank_is_in_the_file(served: Runtime) -> None:
-    call = await hold(served, capturing([5, 6], {"first_step": 0, "num_steps": 9}, 40))
-    served.ranks.die()
-    events = await collect(call)
-    assert events[-1].finished.reason == pb.FINISH_REASON_ERROR
-    file = CaptureFile(Path(events[-1].finished.captured_inputs_path))
+    file = CaptureFile(path)
+    assert sorted(file.of("row")) == [0]
     assert file.tensors["0.input_ids"].ravel().tolist()[:2] == [5, 6]
-
-
-async def test_what_a_client_that_left_captured_is_written(served: Runtime, directory: Path) -> None:
-    call = await hold(served, capturing([5, 6], {"first_step": 0, "num_steps": 9}, 40, request_id="left"))
-    call.cancel()
-    async with asyncio.timeout(HANG_S):
-        while not (directory / "d" / "left.safetensors").exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    served.ranks.gate.set()
-    assert sorted(CaptureFile(directory / "d" / "left.safetensors").of("row")) == [0]
 
 
 async def test_a_refused_request_gives_its_place_back(served: Runtime) -> None:
     call = await hold(served, token_request([5], 40, request_id="taken"))
     for _ in range(20):
-        async with raises("ALREADY_EXISTS", "REQUEST_ID_IN_USE"):
-            await run(served, capturing([5], {"first_step": 0}, request_id="taken"))
+        await refused(
+            served.ask(capturing([5], {"first_step": 0}, request_id="taken")), "ALREADY_EXISTS", "REQUEST_ID_IN_USE"
+        )
     served.ranks.gate.set()
     call.cancel()
-    assert (await run(served, capturing([5], {"first_step": 0})))[-1].finished.captured_inputs_path
+    assert (await served.ask(capturing([5], {"first_step": 0})))[-1].finished.captured_inputs_path
 
 
 async def test_nobody_pays_for_what_nobody_asks(served: Runtime) -> None:
-    await run(served, capturing([5], {"first_step": 0}))
-    engine = served.server.deployments.get("d").engine
-    assert engine is not None
+    await served.ask(capturing([5], {"first_step": 0}))
+    engine = served.engine()
     assert engine.requests.num_captures == 0
     recorded: list[Any] = []
     engine._captures.record = lambda *step: recorded.append(step)  # type: ignore[method-assign,assignment]

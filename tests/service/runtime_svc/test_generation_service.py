@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
@@ -45,28 +45,27 @@ async def test_defaults_are_filled_in_and_seeds_made_up(served: Runtime) -> None
     assert first.sampling.seed != second.sampling.seed
     assert first.request_id != second.request_id
     assert first.sampling.temperature == 0.0
-    long = (await served.generate([5], 1000))[0].accepted
-    assert long.max_new_tokens == 6
-
-
-async def test_generation_fills_the_context_and_stops(served: Runtime) -> None:
-    await served.deploy()
-    events = await served.generate([5] * 16, None)
-    assert events[0].accepted.max_new_tokens == 48
+    assert (await served.generate([5], 1000))[0].accepted.max_new_tokens == 6
+    await served.deploy("unlimited", ref="other")
+    events = await served.generate([5] * 16, None, deployment_id="unlimited")
+    assert events[0].accepted.max_new_tokens == 48, "what the context has room for"
     assert tokens_of(events) == expected_tokens([5] * 16, 48)
-    assert events[-1].finished.reason == pb.FINISH_REASON_LENGTH
+
+
+async def tokenize(served: Runtime, **prompt: Any) -> list[int]:
+    return list((await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", **prompt))).token_ids)
 
 
 async def test_text_and_chat_prompts_are_tokenized(served: Runtime) -> None:
     await served.deploy()
     text = pb.GenerateRequest(deployment_id="d", text="a cat")
-    tokens = list((await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", text="a cat"))).token_ids)
-    events = [event async for event in served.generation.Generate(text)]
+    tokens = await tokenize(served, text="a cat")
+    events = await served.ask(text)
     assert events[0].accepted.prompt_token_count == len(tokens)
     generated = tokens_of(events)
     assert generated == expected_tokens(tokens, len(generated))
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
-    ids = list((await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))).token_ids)
+    ids = await tokenize(served, chat=chat)
     detokenize = pb.DetokenizeRequest(deployment_id="d", token_ids=ids, skip_special_tokens=False)
     assert (await served.generation.Detokenize(detokenize)).text == "<s>hi>"
     detokenize.ClearField("skip_special_tokens")
@@ -74,7 +73,7 @@ async def test_text_and_chat_prompts_are_tokenized(served: Runtime) -> None:
     chat.add_generation_prompt = False
     tool = '{"share": 0.5, "name": "find", "count": 9007199254740993, "nested": {"b": [1.0, null], "a": true}}'
     chat.tools_json.append(tool)
-    ids = list((await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))).token_ids)
+    ids = await tokenize(served, chat=chat)
     rendered = (await served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="d", token_ids=ids))).text
     assert rendered == f"hi[{tool}]", "keys keep their order, integers their digits"
 
@@ -85,7 +84,7 @@ async def test_stop_string_is_not_part_of_the_text(served: Runtime) -> None:
     stop = whole[12:15]
     request = token_request([5], 40)
     request.stop.stop_strings.append(stop)
-    events = [event async for event in served.generation.Generate(request)]
+    events = await served.ask(request)
     assert text_of(events) == whole[: whole.index(stop)]
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP_STRING
     assert events[-1].finished.stop_string == stop
@@ -97,7 +96,7 @@ async def test_stop_tokens_of_bundle_and_request(served: Runtime) -> None:
     prompt = [5, 505]
     assert expected_tokens(prompt, 1) == [EOS]
     request = pb.GenerateRequest(deployment_id="d", token_ids=pb.TokenIds(ids=prompt))
-    events = [event async for event in served.generation.Generate(request)]
+    events = await served.ask(request)
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP_TOKEN
     assert events[-1].finished.stop_token_id == EOS
     assert events[-1].finished.usage.generated_tokens == 1
@@ -105,7 +104,7 @@ async def test_stop_tokens_of_bundle_and_request(served: Runtime) -> None:
     request.stop.ignore_eos = True
     third = expected_tokens(prompt, 3)[2]
     request.stop.stop_token_ids.append(third)
-    events = [event async for event in served.generation.Generate(request)]
+    events = await served.ask(request)
     assert tokens_of(events) == expected_tokens(prompt, 3)
     assert events[-1].finished.stop_token_id == third
 
@@ -114,37 +113,21 @@ async def test_logprobs_come_with_text_of_alternatives(served: Runtime) -> None:
     await served.deploy()
     request = token_request([5], 2)
     request.output.logprobs = 2
-    events = [event async for event in served.generation.Generate(request)]
+    events = await served.ask(request)
     token = events[1].delta.tokens[0]
     assert token.logprob == pytest.approx(-token.id / 10)
     assert [other.id for other in token.top_logprobs] == [token.id, token.id + 1]
     ids = pb.DetokenizeRequest(deployment_id="d", token_ids=[token.id])
     assert token.top_logprobs[0].text == token.text == (await served.generation.Detokenize(ids)).text
     request.output.ClearField("logprobs")
-    events = [event async for event in served.generation.Generate(request)]
+    events = await served.ask(request)
     assert not events[1].delta.tokens[0].HasField("logprob")
-
-
-async def test_many_clients_at_once_get_their_own_tokens(served: Runtime) -> None:
-    await served.deploy(num_slots=3, ctx_batch_size=2)
-
-    async def one(index: int) -> None:
-        prompt, count = [index + 3] * (index % 15 + 1), index % 30 + 1
-        events = await served.generate(prompt, count, temperature=1.0, seed=index)
-        assert tokens_of(events) == expected_tokens(prompt, count, seed=index)
-
-    await asyncio.gather(*(one(index) for index in range(40)))
-    assert (await served.get()).load.used_slots == 0
 
 
 async def test_a_chat_is_rendered_by_the_template_that_it_names(served: Runtime) -> None:
     templates = {"tool_use": "{{ messages[0].content }} cat", "rag": "{{ messages[0].content }} small"}
     deployed = await served.deploy(chat_template="{{ messages[0].content }}", chat_templates=templates)
     assert list(deployed.capabilities.chat_templates) == ["default", "rag", "tool_use"]
-
-    async def tokens_of(**prompt: object) -> list[int]:
-        request = pb.TokenizeRequest(deployment_id="d", **prompt)  # type: ignore[arg-type]
-        return list((await served.generation.Tokenize(request)).token_ids)
 
     turn, tool = pb.ChatMessage(role="user", content="a"), '{"name": "f"}'
     for text, chat in {
@@ -153,6 +136,6 @@ async def test_a_chat_is_rendered_by_the_template_that_it_names(served: Runtime)
         "a small": pb.Chat(messages=[turn], tools_json=[tool], chat_template="rag"),
     }.items():
         # The tokenizer of the bundle puts <s> before a text, and a template writes none here.
-        assert await tokens_of(chat=chat) == (await tokens_of(text=text))[1:]
+        assert await tokenize(served, chat=chat) == (await tokenize(served, text=text))[1:]
     named_default = pb.Chat(messages=[turn], tools_json=[tool], chat_template="default")
-    assert await tokens_of(chat=named_default) == await tokens_of(chat=pb.Chat(messages=[turn]))
+    assert await tokenize(served, chat=named_default) == await tokenize(served, chat=pb.Chat(messages=[turn]))

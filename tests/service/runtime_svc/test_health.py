@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from execution.errors import RankDied, RankFailed
 from runtime_svc.server import CONTROL_SERVICE, SERVICES
 from tests.hang_guard import HANG_S
-from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_request
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, declare, hold, serve_runtime, token_request
 
 SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
+STORY = {"id": "d", "ref": "story"}
 INFERENCE = [service for service in SERVICES if service != CONTROL_SERVICE]
 
 
-async def check(served: Runtime, name: str = "") -> str:
-    """State of a name; the code of the answer if it has none."""
-    stub = health_pb2_grpc.HealthStub(served.channel)
-    try:
-        response = await stub.Check(health_pb2.HealthCheckRequest(service=name))
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
-
-
 async def check_all(served: Runtime) -> Mapping[str, str]:
-    return {name: await check(served, name) for name in ("", "liveness", *SERVICES, "deployment/d")}
+    return {name: await served.check_health(name) for name in ("", "liveness", *SERVICES, "deployment/d")}
 
 
 def expected(inference: str, deployment: str) -> dict[str, str]:
@@ -45,27 +34,15 @@ def expected(inference: str, deployment: str) -> dict[str, str]:
     }
 
 
-def declare(tmp_path: Path, *refs: str) -> str:
-    path = tmp_path / "deployments.json"
-    path.write_text(json.dumps([{"id": f"d{index or ''}", "ref": ref} for index, ref in enumerate(refs)]))
-    return f"--deployments={path}"
-
-
-async def watch(served: Runtime, name: str) -> AsyncIterator[str]:
-    request = health_pb2.HealthCheckRequest(service=name)
-    async for response in health_pb2_grpc.HealthStub(served.channel).Watch(request):
-        yield health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-
-
 async def test_inference_waits_for_every_declared_deployment(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, declare(tmp_path, "story", "other")) as served:
+    async with serve_runtime(tmp_path, declare(tmp_path, STORY, {"id": "d1", "ref": "other"})) as served:
         assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
-        states = watch(served, "")
+        states = served.watch_health("")
         assert await anext(states) == NOT_SERVING
         served.publish("story")
         await served.wait_for_state("READY")
         assert await check_all(served) == expected(NOT_SERVING, SERVING)
-        assert await check(served, "deployment/d1") == NOT_SERVING
+        assert await served.check_health("deployment/d1") == NOT_SERVING
         served.publish("other")
         assert await asyncio.wait_for(anext(states), HANG_S) == SERVING
         assert await check_all(served) == expected(SERVING, SERVING)
@@ -73,7 +50,7 @@ async def test_inference_waits_for_every_declared_deployment(tmp_path: Path) -> 
 
 async def test_recovering_is_not_serving(served: Runtime) -> None:
     await served.deploy()
-    states = watch(served, INFERENCE[0])
+    states = served.watch_health(INFERENCE[0])
     assert await anext(states) == SERVING
     served.load_gate.clear()
     served.ranks.die()
@@ -101,9 +78,7 @@ async def test_a_load_by_a_call_takes_nothing_away_from_others(served: Runtime) 
     await served.deploy("e")
     served.load_gate.clear()
     load = asyncio.create_task(served.deploy())
-    async with asyncio.timeout(HANG_S):
-        while await check(served, "deployment/d") == "NOT_FOUND":  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await served.wait_for_health(NOT_SERVING, "deployment/d")
     assert await check_all(served) == expected(SERVING, NOT_SERVING)
     served.load_gate.set()
     await load
@@ -113,12 +88,11 @@ async def test_a_load_by_a_call_takes_nothing_away_from_others(served: Runtime) 
 async def test_a_failed_load_by_a_call_is_its_callers_affair_and_a_declared_one_is_not(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as served:
         served.start_failures = [RankDied(0, -9)]
-        async with raises("UNAVAILABLE", "RANK_DIED"):
-            await served.deploy()
+        await refused(served.deploy(), "UNAVAILABLE", "RANK_DIED")
         assert await check_all(served) == expected(SERVING, NOT_SERVING)
     folder = tmp_path / "declared"
     folder.mkdir()
-    async with serve_runtime(folder, declare(folder, "story")) as served:
+    async with serve_runtime(folder, declare(folder, STORY)) as served:
         served.start_failures = [RankFailed(0, "a bug")]
         served.publish("story")
         await served.wait_for_state("FAILED")
@@ -129,15 +103,15 @@ async def test_a_failed_load_by_a_call_is_its_callers_affair_and_a_declared_one_
 
 async def test_awaiting_weights_is_not_serving_until_they_come(served: Runtime) -> None:
     await served.deploy(has_weights=False)
-    assert await check(served, "deployment/d") == NOT_SERVING
+    assert await served.check_health("deployment/d") == NOT_SERVING
     served.publish("weights")
     await served.load_weights("weights")
-    assert await check(served, "deployment/d") == SERVING
+    assert await served.check_health("deployment/d") == SERVING
 
 
 async def test_an_unloaded_deployment_is_unknown(served: Runtime) -> None:
     await served.deploy()
-    states = watch(served, "deployment/d")
+    states = served.watch_health("deployment/d")
     assert await anext(states) == SERVING
     await served.unload()
     assert await check_all(served) == expected(SERVING, "NOT_FOUND")
@@ -152,16 +126,13 @@ async def test_draining_is_not_serving_and_tells_what_it_does(tmp_path: Path) ->
         await served.deploy()
         call: Any = await hold(served, token_request([5], 40))
         drain = asyncio.create_task(served.server.drain())
-        async with asyncio.timeout(HANG_S):
-            while await check(served) == SERVING:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await served.wait_for_health(NOT_SERVING)
         assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
         # The control service says SERVING, so it must answer; but it begins nothing.
         assert (await served.get()).id == "d"
-        async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
-            await served.load_weights("story")
-        async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
-            await served.generate([5])
+        for load in (served.load_weights("story"), served.load("story", "e")):
+            await refused(load, "UNAVAILABLE", "SHUTTING_DOWN")
+        await refused(served.generate([5]), "UNAVAILABLE", "SHUTTING_DOWN")
         served.ranks.gate.set()
         assert [event async for event in call]
         await drain
@@ -169,4 +140,4 @@ async def test_draining_is_not_serving_and_tells_what_it_does(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["deployment/none", "absent.Service"])
 async def test_unknown_names_are_not_found(served: Runtime, name: str) -> None:
-    assert await check(served, name) == "NOT_FOUND"
+    assert await served.check_health(name) == "NOT_FOUND"

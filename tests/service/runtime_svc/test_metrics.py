@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,16 @@ from bundle.manifest import Serving
 from edge.errors import AddressUnavailable
 from runtime_svc.metrics import list_metrics
 from tests.bundles.manifests import DYNAMIC_FLAGS
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 from tests.servers.metrics import moved, scrape
-from tests.servers.runtime import hold, raises, serve_runtime, token_request, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import declare, hold, serve_runtime, token_request
 
 
 async def test_every_metric_moves(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
         empty = await scrape(served.server.edge.metrics_port)
+        assert empty["process_cpu_seconds_total{}"] > 0
         assert empty["kiln:cores{}"] == empty["kiln:free_cores{}"] == 4
         assert empty["kiln:memory_bytes{}"] == empty["kiln:free_memory_bytes{}"] > 0
         await served.deploy(num_slots=2)
@@ -38,9 +39,7 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
         served.ranks.gate.clear()
         calls = [served.generation.Generate(token_request([5, 6, 7], 4)) for _ in range(3)]
         await served.wait_for_slots(1)
-        async with asyncio.timeout(HANG_S):
-            while len(served.server.deployments.get("d").engine.scheduler.waiting) != 2:  # type: ignore[union-attr]  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: len(served.engine().scheduler.waiting) == 2)
         held = await scrape(served.server.edge.metrics_port)
         assert held["vllm:num_requests_running{model_name=d}"] == 1
         assert held["vllm:num_requests_waiting{model_name=d}"] == 2
@@ -69,7 +68,7 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
             3 * (int(key.partition("bucket=")[2].partition(",")[0]) - 3) for key, _ in padding
         )
         steps = {key: value for key, value in change.items() if key.startswith("kiln:steps_total")}
-        assert sum(steps.values()) == served.server.deployments.get("d").engine.num_steps  # type: ignore[union-attr]
+        assert sum(steps.values()) == served.engine().num_steps
 
         served.publish("story", bias=9)
         before = await scrape(served.server.edge.metrics_port)
@@ -82,9 +81,7 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
         call = await hold(served, token_request([5], 4, request_id="one"))
         before = await scrape(served.server.edge.metrics_port)
         served.ranks.die()
-        async with raises("UNAVAILABLE", "RANK_DIED"):
-            async for _ in call:
-                pass
+        await refused(call, "UNAVAILABLE", "RANK_DIED")
         await served.wait_for_state("READY")
         change = moved(before, await scrape(served.server.edge.metrics_port))
         assert change["kiln:rank_restarts_total{model_name=d}"] == 1
@@ -109,30 +106,14 @@ async def test_of_the_tokens_that_were_looked_up_some_were_cached(tmp_path: Path
         assert samples["vllm:prefix_cache_hits_total{model_name=d}"] == 8
 
 
-async def test_metrics_of_a_deployment_end_with_it(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
-        await served.deploy()
-        assert any("model_name=d" in key for key in await scrape(served.server.edge.metrics_port))
-        await served.unload()
-        assert not any("model_name=d" in key for key in await scrape(served.server.edge.metrics_port))
-
-
-async def test_a_load_that_has_not_ended_has_a_state(tmp_path: Path) -> None:
-    (tmp_path / "deployments.json").write_text('[{"id": "d", "ref": "story"}]')
-    options = (f"--deployments={tmp_path / 'deployments.json'}", "--metrics-address=127.0.0.1:0")
-    async with serve_runtime(tmp_path, *options) as served:
+async def test_metrics_of_a_deployment_begin_with_its_load_and_end_with_it(tmp_path: Path) -> None:
+    declared = declare(tmp_path, {"id": "d", "ref": "story"})
+    async with serve_runtime(tmp_path, declared, "--metrics-address=127.0.0.1:0") as served:
         samples = await scrape(served.server.edge.metrics_port)
         assert samples["kiln:deployment_state{model_name=d,state=LOADING}"] == 1
         assert samples["kiln:deployment_state{model_name=d,state=READY}"] == 0
-
-
-async def test_scrapes_do_not_disturb_a_stream(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
-        await served.deploy()
-        request = asyncio.create_task(served.generate([5], 50))
-        results = await asyncio.gather(*(scrape(served.server.edge.metrics_port) for _ in range(8)))
-        assert all("process_cpu_seconds_total{}" in samples for samples in results)
-        assert len(tokens_of(await request)) == 50
+        await served.unload()
+        assert not any("model_name=d" in key for key in await scrape(served.server.edge.metrics_port))
 
 
 async def test_metrics_are_off_by_default_and_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -1,24 +1,222 @@
-"""What the data plane refuses, over loopback."""
+"""What the runtime refuses, over loopback: by which name, and for which fields."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+import pytest_asyncio
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from kiln.runtime.v1 import generation_pb2 as pb
+from kiln.runtime.v1 import runtime_pb2
 
-from runtime_svc import admission
-from tests.hang_guard import HANG_S
+from bundle.abi.inputs import COMPUTED_CONTEXT, LEFT_PADDED
+from bundle.manifest import Serving
+from runtime_svc.admission import calls
+from runtime_svc.admission.capabilities import MAX_LOGITS_BYTES
+from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import until
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens
-from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, token_request, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, serve_runtime, token_request, tokens_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT)
+BLOCKS: dict[str, Any] = {"flags": FLAGS, "num_blocks": 64, "block_tokens": 4}
+#: Deployments of one runtime, and what their bundles have.
+BUNDLES: Final[dict[str, dict[str, Any]]] = {
+    "d": {},
+    "continuing": {"flags": FLAGS},
+    "left-padded": {"flags": (*DYNAMIC_FLAGS, LEFT_PADDED)},
+    "blocks": {**BLOCKS, "serving": Serving()},
+    "caching": {**BLOCKS, "serving": Serving(prefix_caching=True)},
+    "greedy": {"sampling": GREEDY, "flags": ("tokens",)},
+    "no-tokenizer": {"tokenizer": None},
+    "no-template": {"chat_template": None},
+    "templates": {"chat_template": None, "chat_templates": {"rag": "a", "tool_use": "b"}},
+    "wide": {"vocab_size": MAX_LOGITS_BYTES // 4 + 1},
+    "long": {"prompt_buckets": (32768,), "token_buckets": (32768,)},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    """A runtime that serves all of them; tests leave it as they found it."""
+    directory = tmp_path_factory.mktemp("runtime")
+    async with serve_runtime(directory, "--cores=16", f"--capture-directory={directory / 'captures'}") as runtime:
+        for name, options in BUNDLES.items():
+            await runtime.deploy(name, ref=name, **options)
+        yield runtime
+
+
+def call(served: Runtime, request: Any, deployment_id: str) -> Any:
+    """Calls the method that takes such a request."""
+    sent = type(request).FromString(request.SerializeToString())
+    sent.deployment_id = deployment_id
+    method = type(request).__name__.removesuffix("Request")
+    return getattr(served.generation if hasattr(served.generation, method) else served.control, method)(sent)
+
+
+def ask(**fields: Any) -> pb.GenerateRequest:
+    """A request with a text unless another prompt is given."""
+    prompt = {} if fields.keys() & {"text", "chat", "token_ids"} else {"text": "x"}
+    return pb.GenerateRequest(**prompt, **fields)
+
+
+def turn(**fields: Any) -> pb.TokenizeRequest:
+    messages = [pb.ChatMessage(role="user", content="x"), pb.ChatMessage(role="user", **fields)]
+    return pb.TokenizeRequest(chat=pb.Chat(messages=messages))
+
+
+def sample(**fields: Any) -> pb.GenerateRequest:
+    return ask(sampling=pb.SamplingParams(**fields))
+
+
+def capture(**steps: int) -> pb.GenerateRequest:
+    return ask(output=pb.OutputOptions(capture_inputs=pb.InputCapture(**steps)))
+
+
+def several(count: int, **fields: Any) -> pb.GenerateRequest:
+    return ask(num_sequences=count, **fields)
+
+
+def reset(session_id: str | None = None, **fields: Any) -> runtime_pb2.ResetKVCacheRequest:
+    scope = {} if session_id is None else {"session": runtime_pb2.SessionScope(session_id=session_id)}
+    return runtime_pb2.ResetKVCacheRequest(**scope, **fields)
+
+
+CHAT = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+UNKNOWN = pb.Chat(messages=CHAT.messages, chat_template="unknown")
+TYRANT = pb.ChatMessage(role="tyrant", content="x")
+CAPTURING = pb.OutputOptions(capture_inputs=pb.InputCapture())
+PREFIXES = {"prefix_cache": runtime_pb2.PrefixCacheScope()}
+#: Field 9, a message: a scope of a later API.
+LATER_SCOPE = runtime_pb2.ResetKVCacheRequest.FromString(b"J\0")
+Part = pb.ContentPart
+IMAGE = Part(image=pb.Media(url="http://x"))
+LIST_CALL = pb.ToolCall(name="f", arguments_json="[]")
+ABORT, CONTINUE = runtime_pb2.IN_FLIGHT_POLICY_ABORT, runtime_pb2.IN_FLIGHT_POLICY_CONTINUE
+UNKNOWN_VALUES: dict[str, Any] = {"role": 9, "kv_policy": 9, "in_flight_policy": 9}
+Load, Swap = runtime_pb2.LoadBundleRequest, runtime_pb2.LoadWeightsRequest
+INVALID, UNSERVED, TOO_LONG = "REQUEST_INVALID", "FEATURE_NOT_SERVED", "PROMPT_TOO_LONG"
+
+#: Deployment, request, reason, fields with a part of what is said of each.
+REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
+    ("d", pb.GenerateRequest(), INVALID, {"prompt": ""}),
+    ("d", ask(text=""), INVALID, {"text": ""}),
+    ("d", ask(chat=pb.Chat()), INVALID, {"chat.messages": ""}),
+    ("d", ask(chat=pb.Chat(messages=[pb.ChatMessage(content="x")])), INVALID, {"chat.messages[0].role": ""}),
+    ("d", ask(chat=pb.Chat(messages=[TYRANT])), INVALID, {"chat": "no tyrants"}),
+    ("d", pb.TokenizeRequest(chat=pb.Chat(messages=[TYRANT])), INVALID, {"chat": "no tyrants"}),
+    ("d", ask(token_ids=pb.TokenIds()), INVALID, {"token_ids.ids": ""}),
+    ("d", sample(temperature=float("nan")), INVALID, {"sampling.temperature": ""}),
+    ("d", sample(temperature=float("inf")), INVALID, {"sampling.temperature": ""}),
+    ("d", sample(top_p=float("nan")), INVALID, {"sampling.top_p": ""}),
+    ("d", sample(top_p=1.5), INVALID, {"sampling.top_p": ""}),
+    ("d", sample(top_k=-2), INVALID, {"sampling.top_k": ""}),
+    ("d", ask(stop=pb.StopConditions(stop_strings=["y"] * 17)), INVALID, {"stop.stop_strings": ""}),
+    ("d", ask(output=pb.OutputOptions(logprobs=-1)), INVALID, {"output.logprobs": ""}),
+    ("long", ask(stop=pb.StopConditions(stop_token_ids=[5] * 100_000)), INVALID, {"stop.stop_token_ids": ""}),
+    ("d", pb.DetokenizeRequest(token_ids=[5, VOCAB_SIZE]), INVALID, {"token_ids[1]": ""}),
+    ("d", pb.DetokenizeRequest(token_ids=[5] * 65537), INVALID, {"token_ids": ""}),
+    ("d", ask(token_ids=pb.TokenIds(ids=[5] * 17)), TOO_LONG, {"token_ids": ""}),
+    ("d", ask(text="long " * 100), TOO_LONG, {"text": ""}),
+    # Turns that no template can render.
+    ("d", turn(content="x", content_parts=[Part(text="y")]), INVALID, {"chat.messages[1].content_parts": ""}),
+    ("d", turn(content_parts=[Part()]), INVALID, {"chat.messages[1].content_parts[0]": ""}),
+    ("d", turn(content_parts=[Part(text="y"), IMAGE]), UNSERVED, {"chat.messages[1].content_parts[1].image": ""}),
+    ("d", turn(content_parts=[Part(audio={})]), UNSERVED, {"chat.messages[1].content_parts[0].audio": ""}),
+    ("d", turn(tool_calls=[pb.ToolCall(id="1")]), INVALID, {"chat.messages[1].tool_calls[0].name": ""}),
+    ("d", turn(tool_calls=[LIST_CALL]), INVALID, {"chat.messages[1].tool_calls[0].arguments_json": ""}),
+    # What the bundle lacks.
+    *(
+        ("no-tokenizer", request, UNSERVED, {})
+        for request in (
+            ask(),
+            ask(chat=CHAT),
+            ask(token_ids=pb.TokenIds(ids=[5]), stop=pb.StopConditions(stop_strings=["x"])),
+            pb.TokenizeRequest(text="x"),
+            pb.DetokenizeRequest(token_ids=[5]),
+        )
+    ),
+    ("no-template", pb.TokenizeRequest(chat=CHAT), UNSERVED, {"chat": ""}),
+    *(
+        (
+            "templates",
+            pb.TokenizeRequest(chat=chat),
+            INVALID,
+            {"chat.chat_template": f"{got}; accepted: one of rag, tool"},
+        )
+        for chat, got in ((UNKNOWN, "got 'unknown'"), (CHAT, "got none, and the bundle has no default"))
+    ),
+    ("wide", ask(output=pb.OutputOptions(logits=True)), UNSERVED, {"output.logits": "exceed a message"}),
+    (
+        "greedy",
+        ask(sampling=pb.SamplingParams(temperature=0.7, top_k=5, top_p=1.0), output=pb.OutputOptions(logprobs=0)),
+        UNSERVED,
+        {"output.logprobs": "output_logits: true", "sampling.temperature": "", "sampling.top_k": ""},
+    ),
+    # Several sequences.
+    *(("d", several(count), INVALID, {"num_sequences": f"got {count}; accepted: 1 to 16"}) for count in (-1, 0, 17)),
+    *(
+        ("blocks", several(2, **fields), INVALID, {"num_sequences": f"got 2; accepted: 1, beside {name}"})
+        for name, fields in (("session_id", {"session_id": "s"}), ("output.capture_inputs", {"output": CAPTURING}))
+    ),
+    # Sessions.
+    ("continuing", ask(session_id="with space"), INVALID, {"session_id": ""}),
+    ("continuing", ask(session_id="x" * 129), INVALID, {"session_id": ""}),
+    ("continuing", ask(session_ttl=Duration(seconds=5)), INVALID, {"session_ttl": ""}),
+    ("continuing", ask(session_id="s", session_ttl=Duration(nanos=500_000_000)), INVALID, {"session_ttl": ""}),
+    ("continuing", ask(session_id="s", session_ttl=Duration(seconds=3601)), INVALID, {"session_ttl": ""}),
+    ("continuing", reset(""), INVALID, {"session.session_id": ""}),
+    ("continuing", reset("s", in_flight_policy=ABORT), INVALID, {"in_flight_policy": ""}),
+    ("d", ask(session_id="s"), UNSERVED, {"session_id": "cannot begin a prompt behind what the KV cache holds"}),
+    ("left-padded", ask(session_id="s"), UNSERVED, {"session_id": "padding_side: left"}),
+    ("d", reset("s"), UNSERVED, {"scope": ""}),
+    # Clients that do not read, and captures.
+    ("d", ask(stall_policy=pb.StallPolicy(timeout=Duration(seconds=31))), INVALID, {"stall_policy.timeout": ""}),
+    ("d", ask(stall_policy=pb.StallPolicy(action=9)), INVALID, {"stall_policy.action": ""}),  # type: ignore[arg-type]
+    ("d", capture(first_step=-1), INVALID, {"output.capture_inputs.first_step": ""}),
+    ("d", capture(num_steps=0), INVALID, {"output.capture_inputs.num_steps": ""}),
+    ("d", capture(num_steps=1025), INVALID, {"output.capture_inputs.num_steps": ""}),
+    # Resets, loads and unloads.
+    ("d", reset(**PREFIXES), UNSERVED, {"scope": "is_prefix_caching"}),
+    ("caching", reset(in_flight_policy=ABORT, **PREFIXES), INVALID, {"in_flight_policy": "running requests go on"}),
+    ("d", LATER_SCOPE, UNSERVED, {"scope": ""}),
+    *(
+        ("d", kind(in_flight_policy=policy, **fields), INVALID, {"in_flight_policy": ""})
+        for kind, fields in ((reset, {}), (runtime_pb2.UnloadBundleRequest, {}), (Swap, {"ref": "d"}))
+        for policy in (CONTINUE, 77)
+    ),
+    ("d", Swap(ref="d", role=runtime_pb2.ROLE_DRAFT), UNSERVED, {"role": ""}),
+    ("d", Swap(ref="No Such Ref"), INVALID, {"ref": ""}),
+    ("d", Swap(ref="d", **UNKNOWN_VALUES), INVALID, dict.fromkeys(UNKNOWN_VALUES, "")),
+    ("Not An Id", Load(ref="No Such Ref"), INVALID, {"deployment_id": "", "ref": ""}),
+    ("", Load(ref="d"), INVALID, {"deployment_id": ""}),
+    *(("new", Load(ref="d", threads_per_core=threads), INVALID, {"threads_per_core": ""}) for threads in (0, 257)),
+    *(
+        ("new", Load(ref="d", target_inter_token_latency=latency), INVALID, {"target_inter_token_latency": ""})
+        for latency in (Duration(), Duration(seconds=-1))
+    ),
+    *(("new", Load(ref=ref, follow_alias=True), INVALID, {"ref": ""}) for ref in ("d", "d:v1", "sha256:" + "1" * 64)),
+]
+
+
+@pytest.mark.parametrize(("deployment_id", "request_", "reason", "fields"), REFUSED)
+async def test_requests_are_refused_by_name_and_field(
+    served: Runtime, deployment_id: str, request_: Message, reason: str, fields: dict[str, str]
+) -> None:
+    how = await refused(call(served, request_, deployment_id), "INVALID_ARGUMENT", reason, *fields)
+    assert all(part in how.fields[name] for name, part in fields.items()), how
+    assert len((await served.info()).deployments) == len(BUNDLES), "nothing has changed"
+    assert not any(ranks.zeroed for ranks in served.groups)
 
 
 async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
-    await served.deploy()
     request = pb.GenerateRequest(
         deployment_id="d",
         request_id="x" * 129,
@@ -27,9 +225,8 @@ async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
         stop=pb.StopConditions(max_new_tokens=0, stop_strings=["", "x" * 257, "fine"], stop_token_ids=[3, VOCAB_SIZE]),
         output=pb.OutputOptions(logprobs=21),
     )
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await anext(aiter(served.generation.Generate(request)))
-    assert fields_of(caught[0]) == [
+    how = await refused(served.generation.Generate(request), "INVALID_ARGUMENT", INVALID)
+    assert list(how.fields) == [
         "request_id",
         "token_ids.ids[1]",
         "token_ids.ids[2]",
@@ -42,270 +239,121 @@ async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
         "stop.stop_token_ids[1]",
         "output.logprobs",
     ]
-    violations = {one.field: one.description for one in details_of(caught[0])[1].field_violations}
-    assert violations["sampling.temperature"] == "got -1; accepted: a number of at least 0"
-    assert violations["token_ids.ids[2]"] == f"got {VOCAB_SIZE}; accepted: 0 to {VOCAB_SIZE - 1}"
+    assert how.fields["sampling.temperature"] == "got -1; accepted: a number of at least 0"
+    assert how.fields["token_ids.ids[2]"] == f"got {VOCAB_SIZE}; accepted: 0 to {VOCAB_SIZE - 1}"
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({}, "prompt"),
-        ({"text": ""}, "text"),
-        ({"chat": pb.Chat()}, "chat.messages"),
-        ({"chat": pb.Chat(messages=[pb.ChatMessage(content="x")])}, "chat.messages[0].role"),
-        ({"chat": pb.Chat(messages=[pb.ChatMessage(role="tyrant", content="x")])}, "chat"),
-        ({"token_ids": pb.TokenIds()}, "token_ids.ids"),
-        ({"text": "x", "sampling": pb.SamplingParams(temperature=float("nan"))}, "sampling.temperature"),
-        ({"text": "x", "sampling": pb.SamplingParams(temperature=float("inf"))}, "sampling.temperature"),
-        ({"text": "x", "sampling": pb.SamplingParams(top_p=float("nan"))}, "sampling.top_p"),
-        ({"text": "x", "sampling": pb.SamplingParams(top_p=1.5)}, "sampling.top_p"),
-        ({"text": "x", "sampling": pb.SamplingParams(top_k=-2)}, "sampling.top_k"),
-        ({"text": "x", "stop": pb.StopConditions(stop_strings=["y"] * 17)}, "stop.stop_strings"),
-        ({"text": "x", "output": pb.OutputOptions(logprobs=-1)}, "output.logprobs"),
-    ],
-)
-async def test_single_mistakes(served: Runtime, options: dict[str, Any], field: str) -> None:
-    await served.deploy()
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await anext(aiter(served.generation.Generate(pb.GenerateRequest(deployment_id="d", **options))))
-    assert fields_of(caught[0]) == [field]
-
-
-@pytest.mark.parametrize("top_k", [-1, 0])
-async def test_no_limit_of_candidates(served: Runtime, top_k: int) -> None:
-    """As configurations take it, and clients of other servers send it."""
-    await served.deploy()
-    events = await served.generate([5, 6], 3, temperature=0.0, top_k=top_k)
-    assert events[0].accepted.sampling.top_k == 0
-    assert tokens_of(events) == expected_tokens([5, 6], 3)
-
-
-UNSERVED: list[tuple[str, dict[str, Any], str]] = [
-    ("sampling.min_p", {"sampling": pb.SamplingParams(min_p=0.1)}, "got 0.1; accepted: unset or 0.0"),
-    ("sampling.frequency_penalty", {"sampling": pb.SamplingParams(frequency_penalty=1)}, "got 1; accepted: unset or 0"),
-    ("sampling.presence_penalty", {"sampling": pb.SamplingParams(presence_penalty=-2)}, "got -2; accepted: unset or 0"),
-    (
-        "sampling.repetition_penalty",
-        {"sampling": pb.SamplingParams(repetition_penalty=1.5)},
-        "got 1.5; accepted: unset or 1",
-    ),
-    ("sampling.logit_bias", {"sampling": pb.SamplingParams(logit_bias={5: 0})}, "got set; accepted: unset"),
-    ("constraint", {"constraint": pb.OutputConstraint(json_schema="{}")}, "got set; accepted: unset"),
-    ("priority", {"priority": -1}, "got -1; accepted: unset or 0"),
-    ("adapter", {"adapter": "sql"}, "got 'sql'; accepted: unset"),
+NOT_YET: list[tuple[str, pb.GenerateRequest, str]] = [
+    ("sampling.min_p", sample(min_p=0.1), "got 0.1; accepted: unset or 0.0"),
+    ("sampling.frequency_penalty", sample(frequency_penalty=1), "got 1; accepted: unset or 0"),
+    ("sampling.presence_penalty", sample(presence_penalty=-2), "got -2; accepted: unset or 0"),
+    ("sampling.repetition_penalty", sample(repetition_penalty=1.5), "got 1.5; accepted: unset or 1"),
+    ("sampling.logit_bias", sample(logit_bias={5: 0}), "got set; accepted: unset"),
+    ("constraint", ask(constraint=pb.OutputConstraint(json_schema="{}")), "got set; accepted: unset"),
+    ("priority", ask(priority=-1), "got -1; accepted: unset or 0"),
+    ("adapter", ask(adapter="sql"), "got 'sql'; accepted: unset"),
 ]
 
 
-def test_every_field_that_is_not_served_has_a_case() -> None:
-    assert [path for path, *_ in UNSERVED] == list(admission.UNSERVED)
-
-
-@pytest.mark.parametrize(("path", "options", "description"), UNSERVED, ids=[path for path, *_ in UNSERVED])
-async def test_field_that_is_not_served_yet_is_named(
-    served: Runtime, path: str, options: dict[str, Any], description: str
-) -> None:
-    await served.deploy()
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await served.generation.Generate(pb.GenerateRequest(deployment_id="d", text="x", **options)).read()
-    (violation,) = details_of(caught[0])[1].field_violations
-    assert violation.field == path
-    assert violation.description.startswith(description)
-    assert violation.description.endswith("this server does not serve it yet")
-
-
-async def test_values_that_change_nothing_are_taken(served: Runtime) -> None:
-    await served.deploy()
-    neutral = {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    request = token_request([5], 3)
-    request.MergeFrom(pb.GenerateRequest(sampling=pb.SamplingParams(**neutral), num_sequences=1, priority=0))  # type: ignore[arg-type]
-    assert tokens_of([event async for event in served.generation.Generate(request)]) == expected_tokens([5], 3)
-
-
-def turn(**fields: Any) -> dict[str, Any]:
-    return {"chat": pb.Chat(messages=[pb.ChatMessage(role="user", content="x"), pb.ChatMessage(role="user", **fields)])}
+async def test_every_field_that_is_not_served_yet_is_named(served: Runtime) -> None:
+    assert [path for path, *_ in NOT_YET] == list(calls.UNSERVED)
+    for path, request, description in NOT_YET:
+        how = await refused(call(served, request, "d"), "INVALID_ARGUMENT", UNSERVED, path)
+        assert how.fields[path].startswith(description)
+        assert how.fields[path].endswith("this server does not serve it yet")
 
 
 @pytest.mark.parametrize(
-    ("options", "reason", "field"),
+    ("deployment_id", "sampling"),
     [
-        (
-            turn(content="x", content_parts=[pb.ContentPart(text="y")]),
-            "REQUEST_INVALID",
-            "chat.messages[1].content_parts",
-        ),
-        (turn(content_parts=[pb.ContentPart()]), "REQUEST_INVALID", "chat.messages[1].content_parts[0]"),
-        (
-            turn(content_parts=[pb.ContentPart(text="y"), pb.ContentPart(image=pb.Media(url="http://x"))]),
-            "FEATURE_NOT_SERVED",
-            "chat.messages[1].content_parts[1].image",
-        ),
-        (
-            turn(content_parts=[pb.ContentPart(audio={})]),
-            "FEATURE_NOT_SERVED",
-            "chat.messages[1].content_parts[0].audio",
-        ),
-        (turn(tool_calls=[pb.ToolCall(id="1")]), "REQUEST_INVALID", "chat.messages[1].tool_calls[0].name"),
-        (
-            turn(tool_calls=[pb.ToolCall(name="f", arguments_json="[]")]),
-            "REQUEST_INVALID",
-            "chat.messages[1].tool_calls[0].arguments_json",
-        ),
+        ("d", {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}),
+        # No limit of candidates, as configurations take it, and clients of other servers send it.
+        *(("d", {"temperature": 0.0, "top_k": top_k}) for top_k in (-1, 0)),
+        *(("greedy", same) for same in ({}, {"top_k": 1}, {"temperature": 0.0}, {"temperature": 1.0, "top_p": 1.0})),
     ],
 )
-async def test_turns_that_no_template_can_render(
-    served: Runtime, options: dict[str, Any], reason: str, field: str
+async def test_values_that_change_nothing_are_taken(
+    served: Runtime, deployment_id: str, sampling: dict[str, Any]
 ) -> None:
-    await served.deploy()
-    async with raises("INVALID_ARGUMENT", reason) as caught:
-        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", **options))
-    assert fields_of(caught[0]) == [field]
+    request = token_request([5], 3, deployment_id=deployment_id, **sampling)
+    request.MergeFrom(pb.GenerateRequest(num_sequences=1, priority=0))
+    events = await served.ask(request)
+    assert tokens_of(events) == expected_tokens([5], 3)
+    assert deployment_id == "greedy" or events[0].accepted.sampling.top_k == 0
 
 
-async def test_template_that_refuses_says_why(served: Runtime) -> None:
-    await served.deploy()
-    chat = pb.Chat(messages=[pb.ChatMessage(role="tyrant", content="x")])
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))
-    assert "no tyrants" in details_of(caught[0])[1].field_violations[0].description
-
-
-async def test_prompt_that_is_too_long_names_length_and_limit(served: Runtime) -> None:
-    await served.deploy()
+async def test_what_just_fits_is_taken(served: Runtime) -> None:
     assert tokens_of(await served.generate([5] * 16, 1)) == expected_tokens([5] * 16, 1)
-    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG") as caught:
-        await served.generate([5] * 17)
-    info, bad_request = details_of(caught[0])
-    assert (info.metadata["num_tokens"], info.metadata["max_tokens"]) == ("17", "16")
-    assert bad_request.field_violations[0].field == "token_ids"
-    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG"):
-        await anext(aiter(served.generation.Generate(pb.GenerateRequest(deployment_id="d", text="long " * 100))))
+    how = await refused(served.generate([5] * 17), "INVALID_ARGUMENT", TOO_LONG)
+    assert (how.metadata["num_tokens"], how.metadata["max_tokens"]) == ("17", "16")
+    sequences = several(16, stop=pb.StopConditions(max_new_tokens=2))
+    assert len([event async for event in call(served, sequences, "d") if event.HasField("finished")]) == 16
+    assert (await served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="d", token_ids=[5] * 65536))).text
 
 
-async def test_prompt_must_leave_room_for_one_token(served: Runtime) -> None:
-    deployment = await served.deploy(prompt_buckets=(64,), token_buckets=(64,))
-    assert deployment.capabilities.max_context_length == 63
-    assert tokens_of(await served.generate([5] * 63, None)) == expected_tokens([5] * 63, 1)
-    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG"):
-        await served.generate([5] * 64)
-
-
-async def test_baked_sampling_refuses_other_values_by_name(served: Runtime) -> None:
-    await served.deploy(sampling=GREEDY, flags=("tokens",))
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        request = token_request([5], temperature=0.7, top_k=5, top_p=1.0)
-        request.output.logprobs = 0
-        await anext(aiter(served.generation.Generate(request)))
-    assert fields_of(caught[0]) == ["output.logprobs", "sampling.temperature", "sampling.top_k"]
-    assert "output_logits: true" in details_of(caught[0])[1].field_violations[0].description
-    for same in ({}, {"top_k": 1}, {"temperature": 0.0}, {"temperature": 1.0, "top_p": 1.0}):
-        assert tokens_of(await served.generate([5], **same)) == expected_tokens([5], 5)
-
-
-async def test_bundle_without_tokenizer_takes_token_ids_only(served: Runtime) -> None:
-    deployment = await served.deploy(tokenizer=None)
-    assert not deployment.capabilities.chat
-    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
-    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
-    for request in (
-        pb.GenerateRequest(deployment_id="d", text="x"),
-        pb.GenerateRequest(deployment_id="d", chat=chat),
-        pb.GenerateRequest(
-            deployment_id="d", token_ids=pb.TokenIds(ids=[5]), stop=pb.StopConditions(stop_strings=["x"])
-        ),
-    ):
-        async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED"):
-            await anext(aiter(served.generation.Generate(request)))
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED"):
-        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", text="x"))
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED"):
-        await served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="d", token_ids=[5]))
-
-
-async def test_bundle_without_template_takes_no_chat(served: Runtime) -> None:
-    await served.deploy(chat_template=None)
-    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))
-    assert fields_of(caught[0]) == ["chat"]
-
-
-async def test_a_chat_template_that_the_bundle_lacks_is_named(served: Runtime) -> None:
-    await served.deploy(chat_template=None, chat_templates={"rag": "a", "tool_use": "b"})
-    message = pb.ChatMessage(role="user", content="x")
-    for chat, given in (
-        (pb.Chat(messages=[message], chat_template="unknown"), "'unknown'"),
-        (pb.Chat(messages=[message]), "none, and the bundle has no default"),
-    ):
-        async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-            await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))
-        assert fields_of(caught[0]) == ["chat.chat_template"]
-        assert f"got {given}; accepted: one of rag, tool_use" in str(caught[0].details())
-
-
-async def test_detokenize_names_ids_outside_the_vocabulary(served: Runtime) -> None:
-    await served.deploy()
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="d", token_ids=[5, VOCAB_SIZE]))
-    assert fields_of(caught[0]) == ["token_ids[1]"]
-
-
-async def test_unknown_deployment(served: Runtime) -> None:
-    calls = [
-        anext(aiter(served.generation.Generate(token_request([5], deployment_id="nobody")))),
-        served.generation.Abort(pb.AbortRequest(deployment_id="nobody", request_id="x")),
-        served.generation.Tokenize(pb.TokenizeRequest(deployment_id="nobody", text="x")),
-        served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="nobody")),
-    ]
-    for call in calls:
-        async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND") as caught:
-            await call
-        assert details_of(caught[0])[0].metadata["deployment_id"] == "nobody"
-
-
-async def test_deployment_that_still_loads_is_not_ready(served: Runtime) -> None:
-    served.load_gate.clear()
-    served.publish()
-    load = asyncio.create_task(served.load("story"))
-    async with asyncio.timeout(HANG_S):
-        while not served.groups:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-    async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY") as caught:
-        await served.generate([5])
-    assert details_of(caught[0])[0].metadata["state"] == "LOADING"
-    served.load_gate.set()
-    await load
-    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+@pytest.mark.parametrize(
+    "request_",
+    [
+        token_request([5]),
+        pb.AbortRequest(request_id="x"),
+        pb.TokenizeRequest(text="x"),
+        pb.DetokenizeRequest(),
+        runtime_pb2.GetDeploymentRequest(),
+        runtime_pb2.UnloadBundleRequest(),
+        runtime_pb2.ResetKVCacheRequest(),
+        runtime_pb2.LoadWeightsRequest(ref="d"),
+    ],
+)
+async def test_unknown_deployment(served: Runtime, request_: Message) -> None:
+    how = await refused(call(served, request_, "nobody"), "NOT_FOUND", "DEPLOYMENT_NOT_FOUND")
+    assert how.metadata["deployment_id"] == "nobody"
 
 
 async def test_request_id_in_use(served: Runtime) -> None:
-    await served.deploy()
+    request = token_request([5], request_id="same", deployment_id="long")
     served.ranks.gate.clear()
-    call = served.generation.Generate(token_request([5], request_id="same"))
-    await anext(aiter(call))
-    async with raises("ALREADY_EXISTS", "REQUEST_ID_IN_USE"):
-        await served.generate([5], request_id="same")
+    running = served.generation.Generate(request)
+    await anext(aiter(running))
+    await refused(served.generation.Generate(request), "ALREADY_EXISTS", "REQUEST_ID_IN_USE")
     served.ranks.gate.set()
-    async for _ in call:
-        pass
-    await served.generate([5], request_id="same")
+    assert tokens_of([event async for event in running]) == expected_tokens([5], 5)
+    assert tokens_of(await served.ask(request)) == expected_tokens([5], 5)
 
 
 async def test_full_queue_says_when_to_retry(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, "--queue-capacity=2") as served:
-        await served.deploy(num_slots=1)
-        served.ranks.gate.clear()
-        calls = [served.generation.Generate(token_request([5], 3)) for _ in range(3)]
-        for call in calls:
-            await anext(aiter(call))
-        load = (await served.get()).load
-        assert (load.queued_requests, load.queued_tokens) == (2, 2)
-        async with raises("RESOURCE_EXHAUSTED", "QUEUE_FULL") as caught:
-            await served.generate([5])
-        status = rpc_status.from_call(caught[0])
-        retry = error_details_pb2.RetryInfo()
-        assert any(detail.Unpack(retry) for detail in status.details)
-        assert retry.retry_delay.ToNanoseconds() > 0
-        served.ranks.gate.set()
-        for call in calls:
-            assert tokens_of([event async for event in call]) == expected_tokens([5], 3)
+    """It counts sequences, and takes all of a call or none."""
+    async with serve_runtime(tmp_path, "--queue-capacity=2") as other:
+        await other.deploy(num_slots=1)
+        other.ranks.gate.clear()
+        waiting = [other.generation.Generate(token_request([5], 3)) for _ in range(2)]
+        for one in waiting:
+            await anext(aiter(one))
+        for count in (1, 2):
+            request = token_request([5], 3)
+            request.num_sequences = count
+            if count == 1:
+                waiting.append(other.generation.Generate(request))
+                await anext(aiter(waiting[-1]))
+            how = await refused(other.generation.Generate(request), "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+            assert how.retry_after_s is not None
+            assert how.retry_after_s > 0
+            load = (await other.get()).load
+            assert (load.queued_requests, load.queued_tokens) == (2, 2)
+        other.ranks.gate.set()
+        for one in waiting:
+            assert tokens_of([event async for event in one]) == expected_tokens([5], 3)
+
+
+async def test_deployment_that_still_loads_is_not_ready(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as other:
+        other.load_gate.clear()
+        other.publish(**BUNDLES["long"])
+        load = other.control.LoadBundle(runtime_pb2.LoadBundleRequest(ref="story", deployment_id="d"))
+        await until(lambda: other.groups)
+        how = await refused(other.generate([5]), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
+        assert how.metadata["state"] == "LOADING"
+        # Not REQUEST_TOO_LARGE: what it will take is not known yet.
+        await refused(other.generate([3] * 30_000), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
+        other.load_gate.set()
+        assert [event async for event in load][-1].deployment.id == "d"
+        assert tokens_of(await other.generate([5])) == expected_tokens([5], 5)

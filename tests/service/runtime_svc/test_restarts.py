@@ -10,15 +10,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from kiln.runtime.v1 import runtime_pb2 as pb
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from execution.errors import RankFailed
-from runtime_svc.deployments.errors import StateInUse
-from runtime_svc.deployments.records import RecordStore
 from runtime_svc.errors import StateUnwritable
 from tests.bundles.published import LayoutBundleService, publish
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
-from tests.servers.runtime import Runtime, raises, serve_runtime, token_request, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, serve_runtime, tokens_of
 
 
 def named(**names: str) -> Any:
@@ -33,9 +32,12 @@ async def test_deployments_are_loaded_again_as_they_were(tmp_path: Path) -> None
         await first.load("pair", "b", [3, 1], threads_per_core=2, target_inter_token_latency=Duration(nanos=1))
         await first.load("story", "a")
         await first.load_weights("pirate", "a")
+        await first.load("story", "unloaded")
+        await first.unload("unloaded")
         before = [await first.get("a"), await first.get("b")]
     # Names have moved on; the deployments have not.
     async with serve_runtime(tmp_path, prepare=named(story=pair, pair=story, pirate=story)) as second:
+        assert [one.deployment_id for one in second.server.deployments.list()] == ["a", "b"]
         for old in before:
             new = await second.wait_for_state("READY", old.id)
             assert (new.roles, new.cores, new.threads_per_core) == (old.roles, old.cores, old.threads_per_core)
@@ -52,15 +54,6 @@ async def test_deployments_are_loaded_again_as_they_were(tmp_path: Path) -> None
         assert second.bundles.lookups == [], "all of it was local"
 
 
-async def test_unloaded_deployments_stay_away(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path) as first:
-        await first.deploy()
-        await first.unload()
-    async with serve_runtime(tmp_path) as second:
-        assert list((await second.control.ListDeployments(pb.ListDeploymentsRequest())).deployments) == []
-        assert (await second.info()).free_cores == 4
-
-
 async def test_server_is_healthy_while_deployments_load(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as first:
         digest = (await first.deploy()).roles[0].bundle_digest
@@ -68,9 +61,8 @@ async def test_server_is_healthy_while_deployments_load(tmp_path: Path) -> None:
         second.load_gate.clear()
         deployment = await second.get()
         assert (deployment.state, list(deployment.cores)) == (pb.Deployment.STATE_LOADING, [0])
-        async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY") as caught:
-            await second.generate([5])
-        assert "LOADING" in str(caught[0].details())
+        caught = await refused(second.generate([5]), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY")
+        assert "LOADING" in caught.message
         joined = asyncio.create_task(second.load(digest))
         await asyncio.sleep(0.05)
         second.load_gate.set()
@@ -91,9 +83,7 @@ async def test_bundle_service_that_is_away_is_waited_for(tmp_path: Path) -> None
         Layout.create(tmp_path / "cache/blobs")
 
     async with serve_runtime(tmp_path, *elsewhere, prepare=lose) as second:
-        async with asyncio.timeout(HANG_S):
-            while "does not answer" not in (await second.get()).message:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await second.wait_for(lambda one: "does not answer" in one.message)
         assert (await second.get()).state == pb.Deployment.STATE_LOADING
         second.bundles.is_away = False
         deployment = await second.wait_for_state("READY")
@@ -104,21 +94,18 @@ async def test_what_cannot_be_loaded_again_is_kept_and_tried_at_every_start(tmp_
     async with serve_runtime(tmp_path) as first:
         digest = (await first.deploy()).roles[0].bundle_digest
 
-    async def restart(*, fails: bool) -> None:
+    for fails in (True, False, True):
         async with serve_runtime(tmp_path, prepare=named(story=digest)) as again:
             again.start_failures = [RankFailed(0, "no memory")] if fails else []
             deployment = await again.wait_for_state("FAILED" if fails else "READY")
             assert ("no memory" in deployment.message) is fails
             assert (await again.info()).free_cores == (4 if fails else 3)
-
-    await restart(fails=True)
-    await restart(fails=False)
-    await restart(fails=True)
     async with serve_runtime(tmp_path, "--memory=1KiB") as again:
         assert "bytes of memory are needed" in (await again.wait_for_state("FAILED")).message
         await again.unload()
-    async with serve_runtime(tmp_path) as again, raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
-        await again.get()
+    async with serve_runtime(tmp_path) as again:
+        await refused(again.get(), "NOT_FOUND", "DEPLOYMENT_NOT_FOUND")
+        assert (await again.info()).free_cores == 4
 
 
 async def test_bundle_that_is_gone_fails_and_takes_no_other(tmp_path: Path) -> None:
@@ -142,18 +129,10 @@ async def test_fewer_cores_than_before(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path, "--cores=2") as second:
         ready = await second.wait_for_state("READY", "a")
         assert list(ready.cores) == [0, 1], "it was asked for without naming cores, or they are gone"
-        async with asyncio.timeout(HANG_S):
-            while "free cores: none" not in (waiting := await second.get("b")).message:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        waiting = await second.wait_for(lambda one: "free cores: none" in one.message, "b")
         assert waiting.state == pb.Deployment.STATE_LOADING
         await second.unload("a")
         assert list((await second.wait_for_state("READY", "b")).cores) == [0, 1]
-
-
-async def test_state_directory_has_one_runtime(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path):
-        with pytest.raises(StateInUse):
-            RecordStore(tmp_path / "cache")
 
 
 async def test_disk_that_takes_no_record_fails_the_load(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +141,7 @@ async def test_disk_that_takes_no_record_fails_the_load(served: Runtime, monkeyp
 
     digest = publish(served.store)
     monkeypatch.setattr(served.server.deployments._records.deployments, "save", full)
-    async with raises("INTERNAL", "STATE_UNWRITABLE"):
-        await served.load(digest)
+    await refused(served.load(digest), "INTERNAL", "STATE_UNWRITABLE")
     assert served.groups == []
     assert (await served.info()).free_cores == 4
 
@@ -181,11 +159,8 @@ async def test_swap_whose_client_left_is_recorded(tmp_path: Path) -> None:
         call.cancel()
         await asyncio.sleep(0.05)
         first.ranks.swap_gate.set()
-        async with asyncio.timeout(HANG_S):
-            while (await first.get()).roles[0].weight_epoch != 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await first.wait_for(lambda one: one.roles[0].weight_epoch == 2)
     async with serve_runtime(tmp_path) as second:
         role = (await second.wait_for_state("READY")).roles[0]
         assert (role.weights_digest, role.weight_epoch) == (pirate, 2)
-        events = [event async for event in second.generation.Generate(token_request([5], 3))]
-        assert tokens_of(events) == expected_tokens([5], 3, bias=31)
+        assert tokens_of(await second.generate([5], 3)) == expected_tokens([5], 3, bias=31)

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bundle.layout import Layout
-from bundle.oci import WEIGHTS_TYPE
-from bundle.writer import BundleWriter
+from bundle.store.layout import Layout
+from bundle.store.oci import WEIGHTS_TYPE
+from bundle.store.writer import BundleWriter
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup

@@ -13,14 +13,15 @@ import psutil
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from tests.hang_guard import HANG_S
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
 from tests.ranks.toy_publishing import publish_toy
+from tests.servers.answers import reason_of
 from tests.servers.stack import token_request, tokens_of
 from tests.shortages import limited
-from tests.system.runtime_process import RuntimeProcess, kill_rank, reason_of, run_runtime, wait_until
+from tests.system.runtime_process import RuntimeProcess, run_runtime, send, wait_until
 
 __all__ = ["toy", "toy_directory"]
 
@@ -67,7 +68,7 @@ def without_descriptors(process: RuntimeProcess) -> Iterator[None]:
 def test_a_rank_that_dies_without_descriptors_is_replaced_when_there_are_some(process: RuntimeProcess) -> None:
     before, (rank,) = generate(process), process.ranks()
     with without_descriptors(process):
-        kill_rank(rank)
+        send(rank)
         wait_until(lambda: "short of descriptors" in process.get().message)
         assert process.get().state == runtime.Deployment.STATE_RECOVERING
     process.wait_for("READY")
@@ -78,6 +79,7 @@ def test_a_rank_that_dies_without_descriptors_is_replaced_when_there_are_some(pr
         grpc.channel_ready_future(channel).result(HANG_S)
 
 
+@pytest.mark.slow
 def test_a_load_without_descriptors_is_refused_by_name_and_succeeds_when_there_are_some(
     process: RuntimeProcess,
 ) -> None:

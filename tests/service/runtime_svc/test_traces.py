@@ -8,26 +8,25 @@ from pathlib import Path
 
 import grpc
 import pytest
-import structlog
 from kiln.runtime.v1 import runtime_pb2 as pb
-from structlog.testing import capture_logs
 
 from edge.errors import TracingUnavailable
-from tests.hang_guard import HANG_S
-from tests.servers.runtime import Runtime, raises, serve_runtime, token_request
+from tests.hang_guard import until
+from tests.servers.logs import Logs, finished_calls
+from tests.servers.refusals import refused
+from tests.servers.runtime import Metadata, Runtime, serve_runtime, token_request
 from tests.servers.traces import CLIENT_SPAN_ID, TRACE_ID, TRACED, UNSAMPLED, collect_traces
 
 GENERATE = "kiln.runtime.v1.GenerationService/Generate"
 ERROR = 2
 
 
-async def generate(served: Runtime, metadata: tuple[tuple[str, str], ...], **options: str) -> None:
-    async for _ in served.generation.Generate(token_request([5, 6], 4, **options), metadata=metadata):
-        pass
+async def generate(served: Runtime, metadata: Metadata, **options: str) -> None:
+    await served.ask(token_request([5, 6], 4, **options), metadata)
 
 
-async def test_a_generation_from_the_client_to_its_steps(tmp_path: Path) -> None:
-    with collect_traces() as collector, capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
+async def test_a_generation_from_the_client_to_its_steps(tmp_path: Path, logs: Logs) -> None:
+    with collect_traces() as collector:
         async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
             await served.deploy()
             served.ranks.step_s = 0.01
@@ -44,40 +43,35 @@ async def test_a_generation_from_the_client_to_its_steps(tmp_path: Path) -> None
         assert counts[0] == {"kiln.steps": 1, "kiln.prompt_tokens": 2}
         assert counts[1] == {"kiln.steps": 3, "kiln.generated_tokens": 4}
         assert collector.services == {"kiln-runtime"}
-    (line,) = [log for log in logs if log["event"] == "call" and log["method"].endswith("/Generate")]
+    (line,) = await finished_calls(logs, "/Generate")
     assert line["trace_id"] == TRACE_ID
 
 
 async def test_faults_of_the_server_are_errors_and_mistakes_of_callers_are_not(tmp_path: Path) -> None:
     with collect_traces() as collector:
         async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
-            async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
-                await generate(served, TRACED, deployment_id="none")
+            await refused(generate(served, TRACED, deployment_id="none"), "NOT_FOUND", "DEPLOYMENT_NOT_FOUND")
             await served.deploy()
             served.server.deployments._is_shutting_down = True
-            async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
-                await generate(served, TRACED)
+            await refused(generate(served, TRACED), "UNAVAILABLE", "SHUTTING_DOWN")
         calls = [span for span in collector.spans if span.name == GENERATE]
         assert [span.status.code == ERROR for span in calls] == [False, True]
         codes = [{one.key: one.value.int_value for one in span.attributes}["rpc.grpc.status_code"] for span in calls]
         assert codes == [5, 14]
 
 
-async def test_a_missed_deadline_is_no_cancellation(tmp_path: Path) -> None:
-    with collect_traces() as collector, capture_logs() as logs:
+async def test_a_missed_deadline_is_no_cancellation(tmp_path: Path, logs: Logs) -> None:
+    with collect_traces() as collector:
         async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
             await served.deploy()
             served.ranks.gate.clear()
             stream = asyncio.create_task(generate(served, UNSAMPLED))
             await served.wait_for_slots(1)
+            request = pb.ResetKVCacheRequest(deployment_id="d")
             with pytest.raises(grpc.aio.AioRpcError):
-                await served.control.ResetKVCache(
-                    pb.ResetKVCacheRequest(deployment_id="d"), timeout=0.2, metadata=TRACED
-                )
+                await served.control.ResetKVCache(request, timeout=0.2, metadata=TRACED)
             # The server may notice later than the client, and the call must not succeed meanwhile.
-            async with asyncio.timeout(HANG_S):
-                while not any(log.get("method", "").endswith("/ResetKVCache") for log in logs):  # noqa: ASYNC110 - logs
-                    await asyncio.sleep(0.01)
+            await until(lambda: any(log.get("method", "").endswith("/ResetKVCache") for log in logs))
             served.ranks.gate.set()
             await stream
         reset = collector.find("kiln.runtime.v1.RuntimeService/ResetKVCache")

@@ -51,15 +51,11 @@ def test_built_in_formats_need_no_installation() -> None:
     assert json.loads(result.stdout) == [AOTI.suffix, EXPORTED_PROGRAM.suffix]
 
 
-def test_a_format_from_outside(site: Path) -> None:
+def test_a_format_from_outside_is_found_and_offered(site: Path) -> None:
     with pytest.raises(FormatUnknown, match="got 'toy'"):
         find_format("toy")
     install(site, {"toy": "tests.contract.executors.toy_format:TOY"})
     assert find_format("toy") is TOY
-
-
-def test_what_is_installed_is_offered(site: Path) -> None:
-    install(site, {"toy": "tests.contract.executors.toy_format:TOY"})
     with pytest.raises(FormatUnknown, match="got 'other'; accepted: exported_program, aoti, neff, toy"):
         find_format("other")
 

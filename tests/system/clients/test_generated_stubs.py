@@ -87,10 +87,12 @@ def go_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "generate"
 
 
+@pytest.mark.slow
 def test_go_streams(go_example: Path, stack: Stack, tiny: str, continuation: str) -> None:
     assert run(go_example, stack.runtime, tiny, PROMPT) == continuation
 
 
+@pytest.mark.slow
 def test_go_names_what_is_wrong(go_example: Path, stack: Stack) -> None:
     assert "DEPLOYMENT_NOT_FOUND" in fail(go_example, stack.runtime, "nobody", PROMPT)
 
@@ -102,6 +104,7 @@ def test_go_module_replaces_the_path_of_the_protos() -> None:
     assert all(f'go_package = "{replacement["Old"]["Path"]}/' in (PROTOS / name).read_text() for name in KILN)
 
 
+@pytest.mark.slow
 def test_ruby_streams(tmp_path: Path, stack: Stack, tiny: str, continuation: str) -> None:
     ruby = require_tool("ruby")
     run(

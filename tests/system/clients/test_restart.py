@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.repository import ROOT
 from tests.servers.command import KILN, python_environment
+from tests.servers.gateway import free_port
 
 CONFIG = "neuron_config: {seq_len: 64, batch_size: 1, torch_dtype: float32}\n"
 TIMEOUT_S = 120
@@ -23,9 +23,7 @@ TIMEOUT_S = 120
 @pytest.fixture
 def compiler(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts the compiler of one home at one port, as often as it is called."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     (tmp_path / "address").write_text(address)
     home = tmp_path / "home"
     options = ["--address", address, "--store", str(home / "store"), "--cache", str(home / "cache")]

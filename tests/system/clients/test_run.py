@@ -9,19 +9,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.lowering_cache import share_lowering_cache
 from tests.repository import ROOT
 from tests.servers.hub import running_hub
 from tests.servers.stack import KILN, Outcome
+from tests.system.clients.conftest import SMALL, TIMEOUT_S, make_home, run_kiln
 
-_TIMEOUT_S = 280
 _MODELS = ROOT / "examples/models"
-#: What compiles fast.
-_SMALL = ["-O", "0", "--override", "neuron_config.seq_len=128", "--override", "neuron_config.torch_dtype=float32"]
 _ANSWER = ["--max-new-tokens", "12", "--temperature", "0"]
 
 Kiln = Callable[..., Outcome]
@@ -29,39 +27,20 @@ Kiln = Callable[..., Outcome]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "home"
-    share_lowering_cache(path / "cache/compiler")
-    yield path
-    subprocess.run([KILN, "down", "--home", str(path)], check=True, timeout=_TIMEOUT_S, stdout=subprocess.DEVNULL)
+    with make_home(tmp_path / "home") as path:
+        yield path
 
 
 @pytest.fixture
 def kiln(home: Path) -> Kiln:
-    """Runs `kiln ARGUMENTS --home HOME --json`."""
-
-    def run(*arguments: str | Path, **variables: str) -> Outcome:
-        command = [KILN, *map(str, arguments), "--home", str(home), "--json"]
-        result = subprocess.run(
-            command,
-            env=os.environ | variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        events = [json.loads(line) for line in result.stdout.splitlines()]
-        assert result.returncode == 0, (events[-1:], result.stderr)
-        return Outcome(result.returncode, events)
-
-    return run
+    return partial(run_kiln, home)
 
 
 def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path) -> None:
     model = _MODELS / "kiln-tiny"
-    first = kiln("run", model, "Once upon a time", *_SMALL, *_ANSWER)
+    first = kiln("run", model, "Once upon a time", *SMALL, *_ANSWER)
     assert any(event["event"] == "progress" and event.get("stage") == "lower" for event in first.events)
-    again = kiln("run", model, "Once upon a time", *_SMALL, *_ANSWER)
+    again = kiln("run", model, "Once upon a time", *SMALL, *_ANSWER)
     assert again.last["text"] == first.last["text"] != ""
     stages = {event["stage"] for event in again.events if event["event"] == "progress"}
     assert "lower" not in stages, "the cache has the bundle"
@@ -100,7 +79,7 @@ def test_code_takes_over_from_graphs_in_a_chat(kiln: Kiln, home: Path) -> None:
         (found,) = kiln("ps").last["deployments"]
         assert found["id"] == "kiln-tiny-quick"
         wait_for_compiles(kiln, home)
-        rest, _ = chat.communicate("Who are you?\n/reset\nWho are you?\n/bye\n", timeout=_TIMEOUT_S)
+        rest, _ = chat.communicate("Who are you?\n/reset\nWho are you?\n/bye\n", timeout=TIMEOUT_S)
     assert "the model is compiled: from here on its code answers" in rest
     assert rest.splitlines()[-1] == first.rstrip("\n"), "graphs and code give the same greedy tokens"
     assert [one["id"] for one in kiln("ps").last["deployments"]] == ["kiln-tiny"]
@@ -122,7 +101,7 @@ def test_a_command_leaves_code_for_the_next_one(kiln: Kiln, home: Path) -> None:
 def wait_for_compiles(kiln: Kiln, home: Path) -> None:
     """Waits until the compiler of the home compiles nothing any more."""
     address = kiln("ps").last["services"]["compiler"]
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         command = [KILN, "operations", "list", "--json", "--compiler", address]
         environment = os.environ | {"KILN_HOME": str(home)}
@@ -137,10 +116,10 @@ def wait_for_compiles(kiln: Kiln, home: Path) -> None:
 def test_a_checkpoint_elsewhere(kiln: Kiln, tmp_path: Path) -> None:
     """The services may not read it yet: they start again, and their deployments with them."""
     model = _MODELS / "kiln-tiny"
-    first = kiln("run", model, "Once upon a time", *_SMALL, *_ANSWER)
+    first = kiln("run", model, "Once upon a time", *SMALL, *_ANSWER)
     shown = kiln("ps").last
     elsewhere = shutil.copytree(model, tmp_path / "elsewhere")
-    assert kiln("run", elsewhere, "Once upon a time", *_SMALL, *_ANSWER).last["text"] == first.last["text"]
+    assert kiln("run", elsewhere, "Once upon a time", *SMALL, *_ANSWER).last["text"] == first.last["text"]
     restarted = kiln("ps").last
     assert restarted["services"]["pid"] != shown["services"]["pid"]
     assert {one["id"] for one in restarted["deployments"]} == {"kiln-tiny", "elsewhere"}
@@ -151,7 +130,7 @@ def test_serve_until_it_is_stopped(home: Path, kiln: Kiln) -> None:
     free = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
     with running_hub() as hub:
         hub.add("kiln/tiny", _MODELS / "kiln-tiny")
-        words = ["serve", "kiln/tiny", "--yes", *free, *_SMALL, "--home", str(home), "--json"]
+        words = ["serve", "kiln/tiny", "--yes", *free, *SMALL, "--home", str(home), "--json"]
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hub")}
         process = subprocess.Popen([KILN, *words], env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -168,4 +147,4 @@ def test_serve_until_it_is_stopped(home: Path, kiln: Kiln) -> None:
         assert len(hub.requests) == asked, "what is below the model root is not looked for in the Hub"
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stdout.read().splitlines()[-1]) == {"event": "stopped"}
-        assert process.wait(_TIMEOUT_S) == 0
+        assert process.wait(TIMEOUT_S) == 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,26 +13,21 @@ import torch
 from tokenizers import Tokenizer
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
+from tests.checkpoints.families import FAMILIES
 from tests.checkpoints.family_tokenizers import FAMILY_TOKENIZERS, VOCAB_SIZE
 from tests.checkpoints.tiny_models import write_tiny_model
-from tests.contract.families.geometries import GEOMETRIES
-from tests.lowering_cache import share_lowering_cache
 from tests.parity.reference import Reference
-from tests.servers.stack import KILN
+from tests.system.clients.conftest import SMALL, make_home, run_kiln
 
-_TIMEOUT_S = 280
 _PROMPT = "Once upon a time, 你好 🙂"
 _NEW_TOKENS = 16
 _END_ID = 2
-_OPTIONS = ["-O", "0", "--override", "neuron_config.seq_len=128", "--override", "neuron_config.torch_dtype=float32"]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("run-families") / "home"
-    share_lowering_cache(path / "cache/compiler")
-    yield path
-    subprocess.run([KILN, "down", "--home", str(path)], check=True, timeout=_TIMEOUT_S, stdout=subprocess.DEVNULL)
+    with make_home(tmp_path_factory.mktemp("run-families") / "home") as path:
+        yield path
 
 
 def read_tokenizer(path: Path) -> Any:
@@ -54,26 +47,10 @@ def silence_bytes(model: Any, tokenizer: Any) -> None:
     model.get_output_embeddings().weight[bytes_of] = 0
 
 
-def run(home: Path, name: str) -> dict[str, Any]:
-    command = [KILN, "run", name, _PROMPT, *_OPTIONS, "--max-new-tokens", str(_NEW_TOKENS), "--temperature", "0"]
-    result = subprocess.run(
-        [*command, "--home", str(home), "--json"],
-        env=os.environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    last: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    assert result.returncode == 0, (last, result.stderr)
-    return last
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILY_TOKENIZERS)
 def test_a_checkpoint_answers_as_in_transformers(home: Path, architecture: str) -> None:
-    name, attributes = next(iter(GEOMETRIES[architecture].items()))
+    name, attributes = next(iter(FAMILIES[architecture].geometries.items()))
     path = home / "models" / f"{architecture}-{name}"
     sizes = {"vocab_size": VOCAB_SIZE, "eos_token_id": _END_ID}
     model = write_tiny_model(path, attributes | sizes, architecture=architecture).model
@@ -83,7 +60,8 @@ def test_a_checkpoint_answers_as_in_transformers(home: Path, architecture: str) 
     model.save_pretrained(path)
     reference = Reference(path, model)
 
-    answer = run(home, path.name)
+    words = ("run", path.name, _PROMPT, *SMALL, "--max-new-tokens", str(_NEW_TOKENS), "--temperature", "0")
+    answer = run_kiln(home, *words).last
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     greedy = reference.greedy(prompt, _NEW_TOKENS)
     # Behind a tie, both may go on as they like.

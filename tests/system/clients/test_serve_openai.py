@@ -17,15 +17,12 @@ import pytest
 
 from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
-from tests.repository import ROOT
 from tests.servers.stack import KILN
+from tests.system.clients.conftest import SMALL
+from tests.system.conftest import TINY
 from tests.tools import require_tool
 
 _FREE = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0", "--openai", "127.0.0.1:0"]
-#: What compiles fast.
-_SMALL = ["-O", "0", "--override", "neuron_config.seq_len=128", "--override", "neuron_config.torch_dtype=float32"]
-
-
 #: What a person has for the Hub and S3.
 _CREDENTIALS = {"HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "secret"}
 
@@ -40,18 +37,8 @@ class Serve:
     def __init__(self, home: Path, *words: str, trace: Path | None = None) -> None:
         command = [KILN, "serve", *words, *_FREE, "--home", str(home), "--json"]
         if trace is not None:
-            calls = "trace=connect,sendto,sendmsg,sendmmsg"
-            command = [
-                str(require_tool("strace")),
-                "-D",
-                "-f",
-                "--seccomp-bpf",
-                "-e",
-                calls,
-                "-o",
-                str(trace),
-                *command,
-            ]
+            options = ("-D", "-f", "--seccomp-bpf", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", str(trace))
+            command = [str(require_tool("strace")), *options, *command]
         # What others would reach by a proxy on this host would not show.
         variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables | _CREDENTIALS)
@@ -60,7 +47,8 @@ class Serve:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             event: dict[str, Any] = json.loads(line)
-            if event.get("event") in ("ready", None):
+            assert "event" in event, event
+            if event["event"] == "ready":
                 return event
         raise AssertionError("it ended before it was ready")
 
@@ -97,18 +85,17 @@ def ask(url: str, model: str) -> str:
         return text
 
 
+@pytest.mark.slow
 def test_serves_openai_until_it_is_stopped(serve: Callable[..., Serve]) -> None:
-    serve_until_stopped(serve)
+    assert serve_until_stopped(serve)
 
 
 def serve_until_stopped(serve: Callable[..., Serve]) -> str:
     """Serves the shipped model, asks it and stops it; returns its text."""
-    first = serve(str(ROOT / "examples/models/kiln-tiny"), *_SMALL)
+    first = serve(str(TINY), *SMALL)
     ready = first.read_until_ready()
-    assert ready["event"] == "ready", ready
     assert ready["deployment"]["id"] == "kiln-tiny"
     text = ask(ready["openai"], "kiln-tiny")
-    assert text
     gateway = first.gateway()
     assert find_holders(first.process.pid) == {"compiler_svc"}
     first.process.send_signal(signal.SIGTERM)
@@ -123,7 +110,6 @@ def test_serves_openai_until_it_is_killed(serve: Callable[..., Serve]) -> None:
     # The runtime brings the first deployment back, and the gateway serves the one that was asked for.
     second = serve("kiln-tiny.auto:v1")
     ready = second.read_until_ready()
-    assert ready["event"] == "ready", ready
     assert ready["deployment"]["id"] == "kiln-tiny.auto"
     assert ask(ready["openai"], "kiln-tiny.auto") == text
     gateway = second.gateway()
@@ -144,8 +130,7 @@ def find_holders(pid: int) -> set[str]:
 @pytest.mark.slow
 def test_nothing_leaves_this_host(serve: Callable[..., Serve], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    ready = serve(str(ROOT / "examples/models/kiln-tiny"), *_SMALL, trace=trace).read_until_ready()
-    assert ready["event"] == "ready", ready
+    ready = serve(str(TINY), *SMALL, trace=trace).read_until_ready()
     assert ask(ready["openai"], "kiln-tiny")
     calls = [line for line in trace.read_text().splitlines() if "sa_family=" in line or "connect(" in line]
     assert any("127.0.0.1" in line for line in calls), "the trace has the calls"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from kiln.runtime.v1.runtime_pb2 import Deployment
 from kiln_client import Bundles, Compiler, Runtime, TlsOptions
 from kiln_client.errors import Unavailable
 
+from tests.servers.gateway import free_port
 from tests.service.deploy.compose_file import COMPOSE, PROGRAM
 from tests.system.deploy.engine import Engine, run
 from tests.system.runtime_process import wait_until
@@ -18,13 +18,6 @@ from tests.system.runtime_process import wait_until
 SCOPES = ("infer", "load", "compile", "promote", "admin")
 UP_TIMEOUT_S = 180.0
 DEPLOYMENT = "demo"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class ComposeStack:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from compiler_svc.config.domains import AscendingLengths, Choice, Domain, Integer, Limit, Number, Table
-from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
+from compiler_svc.config.domains import ASCENDING_LENGTHS, LIMIT, Domain
+from compiler_svc.config.tables import INFERENCE_CONFIG, TABLES, list_model_attributes
 
 #: Configurations that plan, for an attribute to change: one for each target.
 BASES: Final[dict[str, dict[str, Any]]] = {
@@ -18,46 +18,30 @@ BASES: Final[dict[str, dict[str, Any]]] = {
 DRAWN: Final = 12
 VALUES: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, 1, 2, 7, 2**31 - 1, 2**31, 2**63 - 1, 2**64, 10**400),
-    *(
-        0.5,
-        -0.0,
-        1e308,
-        float("nan"),
-        float("inf"),
-        "",
-        "a",
-        "\0",
-        "float32",
-        "../..",
-        [],
-        {},
-        [1],
-        [2**31],
-        [[1]],
-        {"a": 1},
-    ),
+    *(0.5, -0.0, 1e308, float("nan"), float("inf"), "", "a", "\0", "float32", "../.."),
+    *([], {}, [1], [2**31], [[1]], {"a": 1}),
     *([1] * 2000, {str(number): "a" for number in range(2000)}, "a" * 10_000),
 )
 
 
 def list_boundaries(domain: Domain) -> Iterator[Any]:
     """The limits of a domain, and what lies just beyond."""
-    match domain:
-        case Integer(smallest, largest):
+    match domain.limits:
+        case (int(smallest), largest):
             yield from (smallest - 1, smallest, smallest + 1, largest - 1, largest, largest + 1)
-        case Number(smallest, largest):
+        case (smallest, largest):
             yield from (smallest, largest, smallest + 1e-9, largest * 2, -largest)
-        case Limit():
-            yield from ("Infinity", "-Infinity", "NaN")
-        case Choice(words):
-            yield from (*words, words[0].upper())
-        case AscendingLengths():
-            yield from ([1, 2], [2, 1], list(range(1, 129)), list(range(1, 130)), [64], [2**27], [2**27 + 1])
+    if domain.words:
+        yield from (*domain.words, domain.words[0].upper())
+    elif domain is LIMIT:
+        yield from ("Infinity", "-Infinity", "NaN")
+    elif domain is ASCENDING_LENGTHS:
+        yield from ([1, 2], [2, 1], list(range(1, 129)), list(range(1, 130)), [64], [2**27], [2**27 + 1])
 
 
 def list_attributes() -> Iterator[tuple[tuple[str, ...], Domain | None]]:
     """Path and domain of every attribute; a configuration inside of another one is entered once."""
-    for name in sorted(MODEL_ATTRIBUTES):
+    for name in sorted(list_model_attributes()):
         yield (name,), None
     yield from _walk(INFERENCE_CONFIG.cls.__name__, (), frozenset())
 
@@ -66,8 +50,8 @@ def _walk(table: str, path: tuple[str, ...], entered: frozenset[str]) -> Iterato
     for attribute in TABLES[table].rows:
         for name in attribute.names:
             yield (*path, name), attribute.domain
-        inner = attribute.domain.of if isinstance(attribute.domain, Table) else None
-        if inner is not None and inner not in entered:
+        inner = attribute.domain.table
+        if inner and inner not in entered:
             yield from _walk(inner, (*path, attribute.name), entered | {table})
 
 

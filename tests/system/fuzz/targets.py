@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
-import psutil
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
@@ -163,12 +162,5 @@ def _cancel_all(operations: Any) -> None:
 
 
 def _find_meter(stack: Stack, package: str) -> Meter:
-    (process,) = (one for one in living_descendants(stack.process.pid) if _serves(one, package))
+    (process,) = (one for one in living_descendants(stack.process.pid) if one.cmdline()[1:3] == ["-m", package])
     return Meter(process.pid, ANSWERING_CHILDREN[package])
-
-
-def _serves(process: psutil.Process, package: str) -> bool:
-    return process.cmdline()[1:3] == ["-m", package]
-
-
-__all__ = ["ANSWERING_CHILDREN", "ENDLESS", "FOREIGN_SERVICES", "Target", "open_compiler", "open_runtime"]

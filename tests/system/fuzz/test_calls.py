@@ -28,6 +28,7 @@ from tests.system.fuzz.targets import DEADLINE, ENDLESS, FOREIGN_SERVICES, Targe
 
 #: Calls that `make test` sends of each kind.
 FEW: Final = 5
+LONG: Final = [pytest.mark.slow, pytest.mark.timeout(1800)]
 #: Of each call, between two looks at what exists.
 CHUNK: Final = 250
 MAX_CPU_S: Final = 2.0
@@ -56,11 +57,7 @@ class Findings:
         self.codes[path, code] += 1
         self.slowest_s = max(self.slowest_s, answer.cpu_s)
         if answer.code in FAILURES or answer.cpu_s > MAX_CPU_S:
-            shown = (
-                request
-                if isinstance(request, str)
-                else f"bytes.fromhex('{request[:MAX_SHOWN_BYTES].hex()}') of {len(request)}"
-            )
+            shown = request if isinstance(request, str) else f"bytes.fromhex('{request[:MAX_SHOWN_BYTES].hex()}')"
             self.wrong.append(f"{path} {code} {answer.cpu_s:.2f} s {answer.message!r}: {len(request)} bytes, {shown}")
 
     def describe(self) -> str:
@@ -114,10 +111,7 @@ def attack_all(target: Target, count: int) -> Findings:
         resident.append(target.meter.read_resident_bytes())
     target.restore()
     findings.check()
-    sent = Counter[str]()
-    for (path, _), number in findings.codes.items():
-        sent[path] += number
-    assert sent == {rpc.path: count for rpc in rpcs}
+    assert findings.codes.total() == count * len(rpcs)
     sys.stdout.write(findings.describe() + f"resident {[size >> 20 for size in resident]} MiB\n")
     assert resident[1] - resident[0] <= MAX_GROWTH_BYTES, f"resident memory rose from {resident[0]} to {resident[1]}"
     return findings
@@ -139,14 +133,9 @@ def test_every_call_is_attacked(target: Target) -> None:
     assert services == own_services(target.package) | FOREIGN_SERVICES[target.package] | always
 
 
-def test_odd_requests_get_named_answers(target: Target) -> None:
-    attack_all(target, FEW)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_thousands_of_odd_requests_get_named_answers(target: Target) -> None:
-    attack_all(target, EXAMPLES)
+@pytest.mark.parametrize("count", [FEW, pytest.param(EXAMPLES, marks=LONG)])
+def test_odd_requests_get_named_answers(target: Target, count: int) -> None:
+    attack_all(target, count)
 
 
 def plan(target: Target, kind: str, documents: Any, findings: Findings) -> None:
@@ -160,23 +149,14 @@ def plan(target: Target, kind: str, documents: Any, findings: Findings) -> None:
         findings.note(f"PlanCompile {kind} {'.'.join(path)}", request.config_json[:500], answer)
 
 
+@pytest.mark.parametrize("count", [FEW, pytest.param(None, marks=LONG)])
 @pytest.mark.parametrize("kind", ["cpu", "trn2"])
-def test_attributes_at_boundaries_are_planned_or_refused(attacked: Stack, kind: str) -> None:
-    findings = Findings()
-    choose = random.Random(SEED)
-    plan(open_compiler(attacked), kind, choose.sample(list(list_documents(kind, choose)), FEW), findings)
-    findings.check()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["cpu", "trn2"])
-def test_every_attribute_at_its_boundaries_is_planned_or_refused(attacked: Stack, kind: str) -> None:
-    findings = Findings()
-    target = open_compiler(attacked)
-    documents = list(list_documents(kind, random.Random(SEED)))
+def test_attributes_at_boundaries_are_planned_or_refused(attacked: Stack, kind: str, count: int | None) -> None:
+    findings, choose, target = Findings(), random.Random(SEED), open_compiler(attacked)
+    documents = list(list_documents(kind, choose))
+    assert len(documents) > 5000
     before = target.meter.read_resident_bytes()
-    plan(target, kind, documents, findings)
+    plan(target, kind, documents if count is None else choose.sample(documents, count), findings)
     findings.check()
-    assert target.meter.read_resident_bytes() - before <= MAX_GROWTH_BYTES
-    assert sum(findings.codes.values()) == len(documents) > 5000
+    assert count or target.meter.read_resident_bytes() - before <= MAX_GROWTH_BYTES
+    assert sum(findings.codes.values()) == (count or len(documents))

@@ -13,16 +13,14 @@ from typing import Any
 import openai
 import pytest
 
-from tests.repository import ROOT
 from tests.servers.gateway import FAST_RECOVERY, get_json, run_gateway
 from tests.servers.hub import Hub, running_hub
 from tests.servers.stack import Stack
-from tests.system.conftest import TINY
+from tests.system.conftest import PIRATE, TINY
 from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, run_runtime, wait_until
 
 #: Id of the deployment in every runtime, by which clients of the gateway ask for the model.
 MODEL = "tale"
-PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
 MESSAGES: list[Any] = [{"role": "user", "content": "Once upon a time"}]
 
 

@@ -140,6 +140,7 @@ def test_anthropic_client(fleet: Fleet) -> None:
         assert len(parts) > 1
 
 
+@pytest.mark.slow
 def test_npm_client(fleet: Fleet) -> None:
     require_tool("node", oldest="20.9")
     require_tool("npm")

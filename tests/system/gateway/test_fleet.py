@@ -11,6 +11,8 @@ import pytest
 from tests.system.gateway.conftest import MESSAGES, MODEL, Fleet, answer
 from tests.system.runtime_process import wait_until
 
+pytestmark = pytest.mark.slow
+
 #: Seconds in which a question gets its answer while a runtime is missing; 0.1 s on an idle host.
 MAX_ANSWER_S = 10.0
 
@@ -63,7 +65,6 @@ def restart(fleet: Fleet, number: int) -> None:
     fleet.wait_until_routed(runtime)
 
 
-@pytest.mark.slow
 def test_rolling_restart_fails_no_request(fleet: Fleet) -> None:
     with fleet.under_load() as load:
         for _ in range(4):
@@ -75,12 +76,11 @@ def test_rolling_restart_fails_no_request(fleet: Fleet) -> None:
     fleet.wait_until_whole()
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_weight_swap_fails_no_request(fleet: Fleet, rounds: int) -> None:
+def test_weight_swaps_fail_no_request(fleet: Fleet) -> None:
     with fleet.client() as client:
         before = answer(client, stream=False, max_tokens=16, temperature=0)
         with fleet.under_load() as load:
-            for _ in range(rounds):
+            for _ in range(8):
                 for digest in (fleet.pirate, fleet.story):
                     for runtime in fleet.runtimes:
                         runtime.load_weights(digest, MODEL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -18,32 +17,43 @@ import grpc
 import psutil
 import tokenizers
 from google.longrunning import operations_pb2
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.protobuf.duration_pb2 import Duration
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
+from safetensors.numpy import save_file
 
-from bundle.layout import Layout
-from bundle.reader import open_bundle
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
 from tests.bundles.samples import publish_sample
-from tests.checkpoints.random_weights import write_checkpoint
+from tests.checkpoints.random_weights import CONFIG as MODEL_CONFIG
+from tests.checkpoints.random_weights import random_tensors, write_checkpoint
 from tests.checkpoints.tokenizer_sources import train_sentencepiece
+from tests.hang_guard import HANG_S
 from tests.processes import living_descendants
+from tests.servers.answers import reason_in, reason_of
 from tests.servers.compiler_process import CompilerProcess, run_compiler, wait_until_gone
 from tests.servers.running_compiler import response_of
+from tests.system.kills.compiler_matrix import OPERATION
+from tests.system.kills.kill import Death
+from tests.system.kills.neuron_double import NEURON_CONFIG, NeuronDouble
 
 CONFIG: Final = {
     "neuron_config": {
         "seq_len": 16,
         "max_context_length": 8,
         "enable_bucketing": True,
-        "context_encoding_buckets": [8],
-        "token_generation_buckets": [12, 16],
+        "context_encoding_buckets": [4, 8],
+        "token_generation_buckets": [16],
     }
 }
-_SMALL: Final = {"neuron_config": CONFIG["neuron_config"] | {"token_generation_buckets": [16]}}
+_SMALL: Final = {"neuron_config": CONFIG["neuron_config"] | {"context_encoding_buckets": [8]}}
 #: Its golden check runs in ranks; that of one rank runs in the build itself.
 _PAIR: Final = {"neuron_config": _SMALL["neuron_config"] | {"tp_degree": 2}}
+_FOUR: Final = {"seq_len": 16, "max_context_length": 8, "tp_degree": 4}
+#: Large enough that a pass over it takes a while.
+_LARGE: Final = {"hidden_size": 1024, "intermediate_size": 4096, "num_key_value_heads": 4}
+#: A bundle with an alias, which no row may change.
+KEPT_ALIAS: Final = "kept@prod"
 
 
 class RestartedCompiler:
@@ -53,9 +63,12 @@ class RestartedCompiler:
         self.home = home
         self._options = options
         self._context = AsyncExitStack()
+        self.neuron = NeuronDouble(home)
         self.running: CompilerProcess
         #: Whether it has the bundle whose executables `shard` takes.
         self.has_base = False
+        #: What happens between a death of the compiler and its next start.
+        self.before_restart: Callable[[], object] = lambda: None
 
     @property
     def pid(self) -> int:
@@ -63,28 +76,39 @@ class RestartedCompiler:
 
     async def start(self) -> None:
         self._context = AsyncExitStack()
-        self.running = await self._context.enter_async_context(run_compiler(self.home, *self._options))
+        self.running = await self._context.enter_async_context(
+            run_compiler(self.home, "--neuron-python", str(self.neuron.interpreter), *self._options)
+        )
 
     async def stop(self) -> None:
+        """Ends it; returns when everything below it has ended, too."""
+        followers = living_descendants(self.pid)
         await self._context.aclose()
+        await wait_until_gone(*followers)
 
     def find(self, victim: str) -> list[psutil.Process]:
         """The living processes of a name; `compiler` is the service itself."""
         return [psutil.Process(self.pid)] if victim == "compiler" else self.running.find(victim)
 
-    async def kill(self, victim: str) -> bool:
-        """Kills a process of that name, the compiler with everything below it; returns whether there was one.
+    async def strike(self, death: Death[Any], operation: str) -> bool:
+        """Sends a process of the victim's name the signal; returns whether there was one.
 
-        A compiler that is killed is started again.
+        With a compiler dies everything below it; then it is started again.
         """
-        followers = living_descendants(self.pid) if victim == "compiler" else []
-        for process in self.find(victim)[:1]:
+        if death.victim == OPERATION:
+            await self.running.client.cancel(operation)
+            return True
+        for process in self.find(death.victim)[:1]:
             with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-                await wait_until_gone(*followers)
-                if victim == "compiler":
-                    await self.stop()
-                    await self.start()
+                if death.victim != "compiler":
+                    os.kill(process.pid, death.number)
+                    return True
+                followers = living_descendants(self.pid)
+                os.kill(process.pid, death.number)
+                await wait_until_gone(*followers, *self.neuron.find_processes())
+                await self._context.aclose()
+                self.before_restart()
+                await self.start()
                 return True
         return False
 
@@ -95,10 +119,13 @@ class Outcome:
 
     Attributes:
         reason: Empty if it succeeded; `INTERRUPTED` if the caller lost the service.
+        detail: What the failure says.
+        digest: Of the bundle, if an operation made one.
     """
 
     reason: str = ""
     detail: str = field(default="", compare=False)
+    digest: str = field(default="", compare=False)
 
 
 #: Does something: `NUMBER/ATTEMPT` says what, and all attempts at a number do the same. It calls the function when it
@@ -106,16 +133,9 @@ class Outcome:
 Action = Callable[[RestartedCompiler, str, Callable[[str], None]], Coroutine[Any, Any, Outcome]]
 
 
-def reason_of(status: object) -> str:
-    """The reason of a failed call's or operation's status."""
-    info = error_details_pb2.ErrorInfo()
-    assert any(detail.Unpack(info) for detail in status.details), status  # type: ignore[attr-defined]
-    return str(info.reason)
-
-
 async def finish(compiler: RestartedCompiler, name: str) -> Outcome:
     """Waits for an operation, across restarts of the compiler."""
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 5 * HANG_S
     while time.monotonic() < end_s:
         request = operations_pb2.WaitOperationRequest(name=name)
         try:
@@ -124,8 +144,9 @@ async def finish(compiler: RestartedCompiler, name: str) -> Outcome:
             await asyncio.sleep(0.1)
             continue
         if operation.done:
-            is_failed = operation.WhichOneof("result") == "error"
-            return Outcome(reason_of(operation.error), str(operation.error.message)) if is_failed else Outcome()
+            if operation.WhichOneof("result") == "error":
+                return Outcome(reason_in(operation.error), str(operation.error.message))
+            return Outcome(digest=response_of(operation).digest)
     raise AssertionError(f"{name} does not end")
 
 
@@ -134,8 +155,7 @@ async def call(awaitable: Awaitable[object]) -> Outcome:
     try:
         await awaitable
     except grpc.aio.AioRpcError as error:
-        status = rpc_status.from_call(error)
-        return Outcome("INTERRUPTED" if status is None else reason_of(status), str(error.details()))
+        return Outcome(reason_of(error) or "INTERRUPTED", str(error.details()))
     except (grpc.aio.UsageError, asyncio.CancelledError):
         # The channel was closed with the compiler that it led to.
         return Outcome("INTERRUPTED")
@@ -154,39 +174,40 @@ async def build(
     announce: Callable[[str], None],
     *,
     model: str = "tiny",
+    target: pb.Target | None = None,
 ) -> Outcome:
-    """Compiles a bundle of its own: the salt is part of every cache key."""
-    operation = await compiler.running.client.compile(
-        model=model,
-        config_json=json.dumps(config),
-        optimization_level=level,
-        request_id=identity,
-        salt=number_of(identity),
-    )
-    announce(operation.name)
-    return await finish(compiler, operation.name)
+    """Compiles a bundle anew: the salt is part of every cache key. An equal request gets the same operation."""
+    options = {
+        "model": model,
+        "config_json": json.dumps(config),
+        "optimization_level": level,
+        "request_id": identity,
+        "salt": number_of(identity),
+        "target": target,
+    }
+    name = (await compiler.running.client.compile(**options)).name
+    announce(name)
+    outcome = await finish(compiler, name)
+    assert (await compiler.running.client.compile(**options)).name == name
+    return outcome
 
 
-def provide_untokenized(home: Path) -> None:
-    """Writes the checkpoint whose tokenizer `convert` converts."""
-    path = write_checkpoint(home / "models" / "untokenized")
-    (path / "tokenizer.json").unlink()
-    (path / "tokenizer.model").write_bytes(train_sentencepiece("llama"))
+def write_models(home: Path) -> None:
+    """Writes the checkpoints that actions compile."""
+    write_checkpoint(home / "models" / "tiny")
+    untokenized = write_checkpoint(home / "models" / "untokenized")
+    (untokenized / "tokenizer.json").unlink()
+    (untokenized / "tokenizer.model").write_bytes(train_sentencepiece("llama"))
+    large = write_checkpoint(home / "models" / "large", **_LARGE)
+    tensors = random_tensors(MODEL_CONFIG | _LARGE, 0)
+    save_file({name: tensor * 0.05 for name, tensor in tensors.items()}, large / "model.safetensors")
 
 
 async def convert(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
     """Compiles a bundle whose tokenizer is converted, and loads that."""
-    operation = ""
-
-    def announce_and_note(name: str) -> None:
-        nonlocal operation
-        operation = name
-        announce(name)
-
-    outcome = await build(_SMALL, pb.OPTIMIZATION_LEVEL_O0, compiler, identity, announce_and_note, model="untokenized")
+    outcome = await build(_SMALL, pb.OPTIMIZATION_LEVEL_O0, compiler, identity, announce, model="untokenized")
     if outcome == Outcome():
-        response = response_of(await compiler.running.client.get(operation))
-        bundle = open_bundle(Layout(compiler.home / "store"), response.digest)
+        bundle = open_bundle(Layout(compiler.home / "store"), outcome.digest)
         assert bundle.manifest.tokenizer is not None
         tokenizer = tokenizers.Tokenizer.from_file(str(bundle.blob_path(bundle.manifest.tokenizer.digest)))
         text = "Once upon a time"
@@ -194,13 +215,55 @@ async def convert(compiler: RestartedCompiler, identity: str, announce: Callable
     return outcome
 
 
+async def lower_for_neuron(
+    compiler: RestartedCompiler, identity: str, announce: Callable[[str], None], *, leads_session: bool
+) -> Outcome:
+    """Compiles for trn2 with neuronx-cc's double, which waits until it is killed, and from then on makes NEFFs."""
+    if identity.endswith("/1"):
+        compiler.neuron.hold(leads_session=leads_session)
+        compiler.before_restart = compiler.neuron.answer
+    target = pb.Target(kind=pb.Target.KIND_TRN2)
+    outcome = await build(NEURON_CONFIG, pb.OPTIMIZATION_LEVEL_O1, compiler, identity, announce, target=target)
+    if outcome == Outcome():
+        await compiler.neuron.check_bundle(outcome.digest)
+    return outcome
+
+
+def four_ranks(*, is_aside: bool) -> Action:
+    """Compiles for four ranks; the weights are part of the bundle, or of a store of the build's own."""
+    config = {"neuron_config": _FOUR | {"save_sharded_checkpoint": not is_aside}}
+    return partial(build, config, pb.OPTIMIZATION_LEVEL_O0, model="large")
+
+
 async def provide_base(compiler: RestartedCompiler) -> None:
     """Compiles the bundle whose executables `shard` takes."""
     operation = await compiler.running.client.compile(
-        name="base", config_json=json.dumps(CONFIG), optimization_level=pb.OPTIMIZATION_LEVEL_O0
+        name="base", config_json=json.dumps(_SMALL), optimization_level=pb.OPTIMIZATION_LEVEL_O0
     )
     assert await finish(compiler, operation.name) == Outcome()
     compiler.has_base = True
+
+
+async def provide_kept(compiler: RestartedCompiler) -> str:
+    """Imports the bundle that every row has to leave as it is; its digest."""
+    digest = publish_sample(Layout.create(compiler.home / "source"), version="kept")
+    name, _, alias = KEPT_ALIAS.partition("@")
+    await _import(compiler, name, digest, alias=alias)
+    return digest
+
+
+async def digest_of(compiler: RestartedCompiler, ref: str) -> str:
+    response = await compiler.running.client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref=ref))
+    return str(response.bundle.digest)
+
+
+async def discard(compiler: RestartedCompiler) -> None:
+    """Deletes what builds have made, and the cache's executables, so that the next row writes every blob again."""
+    bundles = compiler.running.client.bundles
+    listed = await bundles.ListBundles(bundle_pb2.ListBundlesRequest(name="tiny"))
+    for bundle in listed.bundles:
+        await bundles.DeleteBundle(bundle_pb2.DeleteBundleRequest(ref=f"tiny:v{bundle.version}"))
+    await bundles.CollectGarbage(bundle_pb2.CollectGarbageRequest(max_cache_age=Duration()))
 
 
 async def shard(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
@@ -259,6 +322,10 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "compile": partial(build, CONFIG, pb.OPTIMIZATION_LEVEL_O0),
     "lower": partial(build, _SMALL, pb.OPTIMIZATION_LEVEL_O1),
     "compile for two ranks": partial(build, _PAIR, pb.OPTIMIZATION_LEVEL_O0),
+    "compile for four ranks": four_ranks(is_aside=False),
+    "compile for four ranks, weights aside": four_ranks(is_aside=True),
+    "lower for trn2": partial(lower_for_neuron, leads_session=False),
+    "lower for trn2 in sessions": partial(lower_for_neuron, leads_session=True),
     "convert": convert,
     "shard": shard,
     "plan": plan,

@@ -1,22 +1,37 @@
-"""Which process of a compiler dies, in the middle of what, and how what it worked on may then end."""
+"""Which process of a compiler dies or hangs, in the middle of what, and how what it worked on may then end."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import random
+import signal
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tests.servers.compiler_process import CompilerProcess
-from tests.system.compiler_svc.builds.crash_points import RESULT, STAGED, Found, Message, blobs, listed
+from tests.system.kills.kill import Death, Kill, cross
+from tests.system.kills.points import (
+    STAGED,
+    After,
+    Before,
+    Found,
+    Interpreting,
+    Message,
+    Point,
+    Running,
+    blobs,
+    count_waiting,
+    listed,
+    lowered,
+    sharded,
+)
 
-_POLL_INTERVAL_S: Final = 0.001
+#: The operation itself, which is cancelled.
+OPERATION: Final = "operation"
 
 #: Victim -> reasons with which operations or calls may end because of its death. They may also come to their end, and
 #: those of the compiler itself do: it resumes them.
 REASONS: Final[Mapping[str, frozenset[str]]] = {
     "compiler": frozenset(),
+    OPERATION: frozenset({"COMPILE_CANCELLED"}),
     "kiln-plans": frozenset({"PLAN_FAILED"}),
     "kiln-plan": frozenset({"PLAN_FAILED"}),
     "kiln-fetches": frozenset({"PLAN_FAILED"}),
@@ -31,60 +46,10 @@ REASONS: Final[Mapping[str, frozenset[str]]] = {
     "kiln-rank-1": frozenset({"RANK_DIED"}),
 }
 
-
-@dataclass(frozen=True)
-class Running:
-    """The moment at which a process of a name runs, or `delay_s` after it."""
-
-    name: str
-    delay_s: float = 0.0
-
-    async def wait(self, compiler: CompilerProcess, home: Path, operation: str) -> None:
-        while not compiler.find(self.name):  # noqa: ASYNC110 - processes announce no start
-            await asyncio.sleep(_POLL_INTERVAL_S)
-        await asyncio.sleep(self.delay_s)
-
-    def __str__(self) -> str:
-        return f"{self.name} runs + {self.delay_s:g} s"
-
-
-@dataclass(frozen=True)
-class After:
-    """A share of the time that the action takes when it is left alone."""
-
-    share: float
-
-    def __str__(self) -> str:
-        return f"{self.share:.0%} of its time"
-
-
-Point = Message | Found | Running | After
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One point of the matrix.
-
-    Attributes:
-        action: A key of the actions of `test_compiler_kills`.
-        victim: Name of the process that is killed.
-        is_fast: Whether `make test` has it.
-    """
-
-    action: str
-    victim: str
-    point: Point
-    is_fast: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.action}, {self.victim}, {self.point}"
-
-
-def cross(action: str, victims: Collection[str], points: Collection[Point]) -> Iterator[Kill]:
-    for victim in victims:
-        for point in points:
-            yield Kill(action, victim, point)
-
+#: What operations and calls say when a forkserver has taken them along, and when a build has hung.
+WITH_FORKSERVER: Final = "with the process that it was forked from"
+IDLE_TIMEOUT_S: Final = 20
+STALLED: Final = f"computed nothing for {IDLE_TIMEOUT_S} s"
 
 _STAGES: Final = (
     Message("starting the build", 0.2),
@@ -97,29 +62,78 @@ _STAGES: Final = (
 _LAST: Final = (Message("publishing"), blobs(3), listed(1))
 _RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
 _SHARES: Final = (After(0.2), After(0.5), After(0.8))
+_CHECKING: Final = Message("comparing logits with the reference")
 
-COMPILER_KILLS: Final = (
+#: The compiler dies twice; the third attempt comes to its end.
+_TWICE: Final[tuple[tuple[Point, Point], ...]] = (
+    (Message("exporting the graphs"), listed(1)),
+    (Message("starting the build"), blobs(2)),
+    (blobs(4), listed(4)),
+    (Message("hashing the checkpoint"), Message("writing the rank weight shards")),
+    (Message("starting the build", 0.5), _CHECKING),
+    (Message("starting the build", 1.5), Message("publishing")),
+    (Message("exporting the graphs", 0.3), lowered(1)),
+    (Message("compiling the graphs"), Message("publishing", 0.005)),
+    (lowered(3), STAGED),
+    (blobs(1), blobs(3)),
+    (blobs(5), blobs(6)),
+    (blobs(7), blobs(8)),
+    (blobs(9), listed(2)),
+    (listed(3), blobs(11)),
+    (blobs(13), listed(5)),
+    (Message("comparing logits with the reference", 0.5), Message("comparing logits with the reference", 1.5)),
+    *((After(random.Random(seed).random()), After(random.Random(seed + 4).random())) for seed in range(4)),
+)
+
+
+def repeat(action: str, *points: Point) -> Kill[Point]:
+    """The compiler dies at each of the points."""
+    return Kill(action, tuple(Death("compiler", point) for point in points))
+
+
+def hang(action: str, victim: str, point: Point, reason: str) -> Kill[Point]:
+    return Kill(action, (Death(victim, point, signal.SIGSTOP, reason),))
+
+
+def _resumed_shards(action: str) -> Kill[Point]:
+    """The build dies when it has written some ranks, then the compiler while it writes others, then when all are."""
+    deaths = (("kiln-build", sharded(2)), ("compiler", sharded(1)), ("compiler", _CHECKING))
+    return Kill(action, tuple(Death(*death) for death in deaths))
+
+
+def _neuron() -> Iterator[Kill[Point]]:
+    """Two of neuronx-cc run, in sessions of their own or not; or a lowering has just begun an interpreter."""
+    for action in ("lower for trn2", "lower for trn2 in sessions"):
+        yield from cross(action, ("compiler",), (Found("waiting neuronx-cc", count_waiting, 2), Interpreting()))
+
+
+COMPILER_KILLS: Final[tuple[Kill[Point], ...]] = (
     *cross("compile", ("compiler", "kiln-builds", "kiln-build"), _STAGES),
     *cross("compile", ("compiler", "kiln-build"), _LAST),
-    Kill("compile", "compiler", RESULT),
-    Kill("compile", "kiln-text", Running("kiln-text")),
+    *cross("compile", ("compiler",), (listed(4),)),
+    *cross("compile", ("kiln-text",), (Running("kiln-text"),)),
+    *(repeat("compile", *points) for points in _TWICE),
+    hang("compile", "kiln-build", Running("kiln-build"), "BUILD_STALLED"),
+    hang("compile", "kiln-builds", Before(), "BUILD_FAILED"),
     # The first text process of a build converts, the second one tries what it has made.
     *cross("convert", ("compiler", "kiln-builds", "kiln-build", "kiln-text"), (Running("kiln-text"),)),
-    *cross("convert", ("compiler", "kiln-text"), (Running("kiln-text", 0.1),)),
+    *cross("convert", ("compiler", "kiln-text"), (Running("kiln-text", ordinal=2),)),
     *cross("compile for two ranks", _RANKS, (Running("kiln-rank-1"), Running("kiln-rank-1", 0.3))),
+    *map(_resumed_shards, ("compile for four ranks", "compile for four ranks, weights aside")),
     *cross("lower", ("compiler", "kiln-builds", "kiln-build"), (Running("kiln-lowering", 1),)),
-    Kill("lower", "kiln-lowerings", Running("kiln-lowerings", 0.5)),
-    Kill("lower", "kiln-lowerings", Running("kiln-lowering", 0.5)),
-    Kill("lower", "kiln-lowering", Running("kiln-lowering", 0.5)),
-    Kill("lower", "cc1plus", Running("cc1plus")),
+    repeat("lower", lowered(1), _CHECKING),
+    *cross("lower", ("kiln-lowerings",), (Running("kiln-lowerings", 0.5), Running("kiln-lowering", 0.5))),
+    *cross("lower", ("kiln-lowering", OPERATION), (Running("kiln-lowering", 0.5),)),
+    *cross("lower", ("cc1plus",), (Running("cc1plus"),)),
+    hang("lower", "kiln-lowerings", Running("kiln-lowerings"), "LOWERING_FAILED"),
+    *_neuron(),
     *cross(
         "shard",
         ("compiler", "kiln-build"),
         (Message("starting the build", 0.2), Message("writing the rank weight shards")),
     ),
-    Kill("plan", "compiler", Running("kiln-plan")),
-    Kill("plan", "kiln-plans", Running("kiln-plan")),
-    Kill("plan", "kiln-plan", Running("kiln-plan"), is_fast=True),
+    *cross("plan", ("compiler", "kiln-plans"), (Running("kiln-plan"),)),
+    *cross("plan", ("kiln-plan",), (Running("kiln-plan"),), fast=Running("kiln-plan")),
     *cross("plan a URL", ("compiler", "kiln-fetches", "kiln-fetch"), (Running("kiln-fetch"),)),
     *cross("import", ("compiler",), _SHARES),
     *cross("collect", ("compiler",), _SHARES),

@@ -1,55 +1,51 @@
-"""Which process of a runtime dies, and in the middle of what."""
+"""Which process of a runtime dies or hangs, and in the middle of what."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from tests.system.kills.kill import Death, Kill, cross
+
 TEXTS: Final = ("kiln-texts", "kiln-text")
+RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
+#: The runtime and all below it, which are stopped for a while and go on, as `docker pause` does it.
+EVERYONE: Final = "everyone"
 _LOST: Final = frozenset({"RANK_DIED", "DEPLOYMENT_NOT_READY"})
 #: Victim -> reasons with which calls may end because of its death. They may also come to their end, and those of the
 #: runtime itself are interrupted.
 REASONS: Final[Mapping[str, frozenset[str]]] = {
     "runtime": frozenset({"INTERRUPTED"}),
-    **dict.fromkeys(("kiln-forkserver", "kiln-rank-0", "kiln-rank-1"), _LOST),
+    EVERYONE: frozenset(),
+    **dict.fromkeys(("kiln-forkserver", *RANKS), _LOST),
     **dict.fromkeys(TEXTS, frozenset({"TEXT_PROCESS_LOST"})),
 }
 
 
-@dataclass(frozen=True)
-class Kill:
-    """One point of the matrix.
-
-    Attributes:
-        action: A key of the actions of `test_runtime_kills`.
-        victim: Name of the process that is killed.
-        point: A stage of the action, or the number of tokens or milliseconds after its beginning.
-    """
-
-    action: str
-    victim: str
-    point: str
-
-    def __str__(self) -> str:
-        return f"{self.action}, {self.victim}, {self.point}"
-
-
-def cross(action: str, victims: Collection[str], points: Collection[str]) -> Iterator[Kill]:
+def die_in_load(victims: Collection[str], stages: Collection[str], fast: str) -> Iterator[Kill[str]]:
+    """Ranks die while the others are stopped: a load of so small a model might end before, but not without them."""
     for victim in victims:
-        for point in points:
-            yield Kill(action, victim, point)
+        for stage in stages:
+            yield Kill("load", (Death(victim, stage, reason="RANK_DIED"),), is_fast=f"{victim} {stage}" == fast)
 
 
-_RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
-
-RUNTIME_KILLS: Final = (
+#: Points are stages of an action, or the number of tokens or of milliseconds behind its beginning.
+RUNTIME_KILLS: Final[tuple[Kill[str], ...]] = (
     *cross("load", ("runtime",), ("RESOLVE", "FETCH", "VERIFY", "MAP", "WARMUP")),
-    *cross("load", ("kiln-forkserver", *_RANKS), ("MAP", "WARMUP")),
+    *cross("load", ("kiln-forkserver",), ("MAP", "WARMUP")),
+    *die_in_load(RANKS, ("MAP", "WARMUP"), fast="kiln-rank-0 MAP"),
     *cross("load", TEXTS, ("MAP",)),
     *cross("swap", ("runtime", "kiln-forkserver"), ("FETCH", "VERIFY", "MAP", "SWAP")),
-    *cross("swap", _RANKS, ("VERIFY", "MAP", "SWAP")),
-    *cross("generate", ("runtime", "kiln-forkserver", *_RANKS), ("1", "50")),
+    *cross("swap", ("kiln-rank-0",), ("VERIFY", "MAP", "SWAP")),
+    *cross("swap", ("kiln-rank-1",), ("VERIFY", "MAP", "SWAP"), fast="SWAP"),
+    # Ever longer into loads of weights without end.
+    *cross("swap on and on", ("runtime",), tuple(f"{50 + 37 * number}" for number in range(12))),
+    *cross("swap and rest", ("runtime",), ("0",)),
+    *cross("generate", ("runtime", "kiln-forkserver", "kiln-rank-1"), ("1", "50")),
+    *cross("generate", ("kiln-rank-0",), ("1", "50")),
+    Kill("generate", (Death("kiln-rank-1", "1", signal.SIGSTOP, "RANK_HUNG"),)),
+    Kill("generate", (Death(EVERYONE, "1", signal.SIGSTOP),)),
     *cross("tokenize", TEXTS, ("0", "2")),
     *cross("capture", ("runtime", "kiln-rank-1"), ("20",)),
     *cross("reset", ("runtime", "kiln-forkserver", "kiln-rank-0"), ("0", "2")),

@@ -1,4 +1,4 @@
-"""SIGKILL of each process of a compiler in the middle of each action: nothing is half done, and nothing is left."""
+"""SIGKILL, or SIGSTOP, of each process of a compiler in the middle of each action: nothing is half done, or left."""
 
 from __future__ import annotations
 
@@ -6,80 +6,210 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+from kiln.bundle.v1 import bundle_pb2
 
-from tests.checkpoints.random_weights import write_checkpoint
+from bundle.store.layout import Layout
+from compiler_svc.builds.finished_shards import list_finished_shards
 from tests.hang_guard import HANG_S
 from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
 from tests.processes import living_descendants, name_of
+from tests.servers.compiler_process import wait_until_gone
 from tests.servers.stores import check_store, list_needed_blobs
-from tests.system.kills.compiler_actions import ACTIONS, Outcome, RestartedCompiler, provide_base, provide_untokenized
-from tests.system.kills.compiler_matrix import COMPILER_KILLS, REASONS, After, Kill
+from tests.system.kills.compiler_actions import (
+    ACTIONS,
+    KEPT_ALIAS,
+    Outcome,
+    RestartedCompiler,
+    digest_of,
+    discard,
+    provide_base,
+    provide_kept,
+    write_models,
+)
+from tests.system.kills.compiler_matrix import (
+    COMPILER_KILLS,
+    IDLE_TIMEOUT_S,
+    OPERATION,
+    REASONS,
+    STALLED,
+    WITH_FORKSERVER,
+)
+from tests.system.kills.kill import Death, Kill
+from tests.system.kills.neuron_double import VARIABLE
+from tests.system.kills.points import After, Before, Found, Message, Point, Running, list_lowered, list_sharded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 #: Children that a compiler keeps.
 KEPT_CHILDREN: Final = {"kiln-plans", "kiln-fetches", "kiln-builds", "kiln-lowerings"}
-#: A victim may have ended before the signal came: as often the action is done again.
+#: A victim may have ended before the signal came: as often the action is done again, and the signal comes sooner.
 ATTEMPTS: Final = 8
-#: Actions that a compiler resumes when it is started again.
-OPERATIONS: Final = {"compile", "compile for two ranks", "convert", "lower", "shard"}
+#: Actions that a compiler does not resume when it is started again.
+CALLS: Final = {"plan", "plan a URL", "import", "collect", "delete"}
 _numbers = count()
 _durations_s: dict[str, float] = {}
+#: By action, the bundle that builds make of equal inputs, disturbed or not.
+_digests: dict[str, str] = {}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compiler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RestartedCompiler]:
-    """A compiler with directories for temporary files of its own."""
+    """A compiler with directories for temporary files of its own.
+
+    It has two processors, so that a pass over a checkpoint writes two ranks, on any machine.
+    """
     home = tmp_path_factory.mktemp("kills")
-    write_checkpoint(home / "models" / "tiny")
-    provide_untokenized(home)
+    write_models(home)
     for name in ("files", "run"):
         (home / "temporary" / name).mkdir(parents=True)
+    roots = ("--import-root", str(home / "source"), "--model-url", f"file://{home / 'models'}")
+    restarted = RestartedCompiler(home, *roots, "--lowerings", "2", f"--build-idle-timeout={IDLE_TIMEOUT_S}")
+    allowed = os.sched_getaffinity(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TMPDIR", str(home / "temporary" / "files"))
         patch.setitem(os.environ, "XDG_RUNTIME_DIR", str(home / "temporary" / "run"))
-        roots = ("--import-root", str(home / "source"), "--model-url", f"file://{home / 'models'}")
-        restarted = RestartedCompiler(home, *roots, "--lowerings", "2")
+        patch.setitem(os.environ, VARIABLE, str(restarted.neuron.orders))
+        os.sched_setaffinity(0, sorted(allowed)[:2])
         await restarted.start()
         yield restarted
         await restarted.stop()
+        os.sched_setaffinity(0, allowed)
 
 
-def places(home: Path) -> dict[str, Path]:
-    return {"store": home / "store", "compiler cache": home / "cache", "temporary": home / "temporary"}
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kept(compiler: RestartedCompiler) -> str:
+    return await provide_kept(compiler)
 
 
-async def disturb(compiler: RestartedCompiler, kill: Kill) -> tuple[Outcome, int]:
-    """Does the action and kills the victim meanwhile, again and again until the victim was there to be killed.
+class Attempt:
+    """An action, and the deaths that it meets.
 
-    Returns:
-        How the action ended, and the number that it was done under.
+    Attributes:
+        patience: The share of its delay that a point waits: an action may take less time than where it was measured.
     """
-    for _ in range(ATTEMPTS):
-        number = next(_numbers)
-        announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        acting = asyncio.create_task(ACTIONS[kill.action](compiler, f"{number}/1", announced.set_result))
-        await first(announced, acting)
-        point = kill.point
-        if isinstance(point, After):
-            reached = asyncio.create_task(asyncio.sleep(point.share * _durations_s[kill.action]))
-        else:
-            reached = asyncio.create_task(point.wait(compiler.running, compiler.home, announced.result()))
-        await first(reached, acting)
+
+    def __init__(self, compiler: RestartedCompiler, action: str, patience: float = 1.0) -> None:
+        self.number = next(_numbers)
+        self.num_deaths = 0
+        self.outcome = Outcome()
+        self.patience = patience
+        self._compiler = compiler
+        self._action = action
+        self._num_tries = 0
+        self._acting: asyncio.Task[Outcome] | None = None
+        #: What the deaths so far have left of finished work.
+        self._finished: dict[Path, object] = {}
+
+    async def meet(self, death: Death[Point]) -> bool:
+        """Does the action, or goes on with it, up to a death; returns whether the victim was there to die."""
+        compiler = self._compiler
+        num_before = death.point.count(compiler.home) if isinstance(death.point, Found) else 0
+        if isinstance(death.point, Before):
+            assert await compiler.strike(death, "")
+        if self._acting is None or self._acting.done():
+            await self._begin()
+        assert self._acting is not None
+        reached = asyncio.create_task(self._reach(death.point, num_before))
+        await first(reached, self._acting)
         reached.cancel()
-        has_killed = not acting.done() and await compiler.kill(kill.victim)
-        outcome = await acting
-        if has_killed:
-            return outcome, number
-        assert outcome == Outcome()
-    raise AssertionError(f"{kill.victim} was never there at {kill.point}")
+        if self._acting.done() and not (self.num_deaths and death.victim == "compiler"):
+            return False
+        finished = list_finished(compiler.home)
+        assert finished.items() >= {path: one for path, one in self._finished.items() if path.exists()}.items()
+        victims = compiler.find(death.victim)[:1]
+        if not isinstance(death.point, Before) and not await compiler.strike(death, self._announced.result()):
+            return False
+        self.num_deaths += 1
+        self._finished |= finished
+        if death.victim != "compiler":
+            self.outcome = await self._acting
+            check_outcome(self.outcome, death, self._action)
+            await wait_until_gone(*victims)
+        return True
+
+    async def _begin(self) -> None:
+        self._num_tries += 1
+        self._announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        identity = f"{self.number}/{self._num_tries}"
+        self._acting = asyncio.create_task(ACTIONS[self._action](self._compiler, identity, self._announced.set_result))
+        await first(self._announced, self._acting)
+
+    async def end(self, death: Death[Point]) -> Outcome:
+        """How the action ends behind the last death that it met."""
+        assert self._acting is not None
+        self.outcome = await self._acting
+        if self.num_deaths:
+            check_outcome(self.outcome, death, self._action)
+        return self.outcome
+
+    async def repeat(self) -> Outcome:
+        """Does the same once more, undisturbed."""
+        return await ACTIONS[self._action](self._compiler, f"{self.number}/{self._num_tries + 1}", lambda _: None)
+
+    async def _reach(self, point: Point, num_before: int) -> None:
+        running, home, operation = self._compiler.running, self._compiler.home, self._announced.result()
+        if isinstance(point, After):
+            await asyncio.sleep(self.patience * point.share * _durations_s[self._action])
+        elif isinstance(point, Found):
+            await point.wait(running, home, operation, num_before)
+        else:
+            await point.wait(running, home, operation)
+        if isinstance(point, Message | Running):
+            await asyncio.sleep(self.patience * point.delay_s)
+
+
+async def disturb(compiler: RestartedCompiler, kill: Kill[Point]) -> Attempt:
+    """Does the action until all of its victims were there to die; a compiler dies again although all is done."""
+    for num_missed in range(ATTEMPTS):
+        attempt = Attempt(compiler, kill.action, patience=1 - num_missed / ATTEMPTS)
+        for death in kill.deaths:
+            if not await attempt.meet(death):
+                break
+            if death is not kill.deaths[-1] and death.victim != "compiler":
+                await collect_between(compiler)
+        outcome = await attempt.end(death)
+        if attempt.num_deaths == len(kill.deaths):
+            return attempt
+        assert attempt.num_deaths or outcome == Outcome()
+    raise AssertionError(f"no attempt at {kill} met all deaths")
+
+
+def check_outcome(outcome: Outcome, death: Death[Point], action: str) -> None:
+    """Makes sure that an action has ended as one may that meets this death."""
+    is_lost = death.victim == "compiler" and action in CALLS
+    may = {"", *REASONS[death.victim], *(("INTERRUPTED",) if is_lost else ())}
+    assert outcome.reason in ({death.reason} if death.reason else may), outcome
+    if outcome.reason == "BUILD_STALLED":
+        assert STALLED in outcome.detail
+    elif outcome.reason and death.victim in {"kiln-builds", "kiln-lowerings"}:
+        assert WITH_FORKSERVER in outcome.detail
+
+
+async def collect_between(compiler: RestartedCompiler) -> None:
+    """A collection leaves the shards that the next attempt takes over."""
+    await compiler.running.client.bundles.CollectGarbage(bundle_pb2.CollectGarbageRequest())
+    store = Layout(compiler.home / "store")
+    if not [*store.root.glob("jobs/*/aside")]:
+        assert list_finished_shards(store.root / "jobs") <= set(store.list_blobs())
+
+
+def list_finished(home: Path) -> dict[Path, object]:
+    """Records of finished work, and which file each is: what is done again is written anew."""
+    found: dict[Path, object] = {}
+    for path in (*list_lowered(home), *list_sharded(home)):
+        # A build that has ended removes its own.
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found[path] = status.st_ino, status.st_mtime_ns
+    return found
 
 
 async def first(*futures: asyncio.Future[Any]) -> None:
@@ -87,7 +217,7 @@ async def first(*futures: asyncio.Future[Any]) -> None:
 
 
 async def measure(compiler: RestartedCompiler, action: str) -> None:
-    """Does the action undisturbed, once, and notes its time from what `After` counts."""
+    """Does the action undisturbed, once in a run, for what it starts and for its time, of which `After` has a share."""
     if action in _durations_s:
         return
     began_s = time.monotonic()
@@ -104,9 +234,10 @@ async def measure(compiler: RestartedCompiler, action: str) -> None:
 async def check(compiler: RestartedCompiler, moment: Moment) -> None:
     """Makes sure that bundles are whole, and that everything is gone whose moment has come."""
     home = compiler.home
+    places = {"store": home / "store", "compiler cache": home / "cache", "temporary": home / "temporary"}
     check_store(home)
-    assert find_leaks(places(home)) == []
-    await until_gone(lambda: find_left(places(home), moment, kept=list_needed_blobs(home)))
+    assert find_leaks(places) == []
+    await until_gone(lambda: find_left(places, moment, kept=list_needed_blobs(home)))
     await until_gone(
         lambda: [name for one in living_descendants(compiler.pid) if (name := name_of(one)) not in KEPT_CHILDREN]
     )
@@ -125,16 +256,31 @@ async def until_gone(find: Callable[[], list[str]], timeout_s: float = HANG_S) -
     "kill",
     [pytest.param(kill, id=str(kill), marks=[] if kill.is_fast else pytest.mark.slow) for kill in COMPILER_KILLS],
 )
-async def test_kill(compiler: RestartedCompiler, kill: Kill) -> None:
+async def test_kill(compiler: RestartedCompiler, kept: str, kill: Kill[Point]) -> None:
     if kill.action == "shard" and not compiler.has_base:
         await provide_base(compiler)
-    if isinstance(kill.point, After):
+    if any(isinstance(death.point, After | Before) for death in kill.deaths):
         await measure(compiler, kill.action)
-    outcome, number = await disturb(compiler, kill)
-    is_lost = kill.victim == "compiler" and kill.action not in OPERATIONS
-    assert outcome.reason in {"", *REASONS[kill.victim], *(("INTERRUPTED",) if is_lost else ())}, outcome
+        await discard(compiler)
+    attempt = await disturb(compiler, kill)
+    is_lost = kill.victims == {"compiler"} and kill.action in CALLS
     # What resumes goes on after the start.
     await check(compiler, Moment.STARTED if is_lost else Moment.NOTICED)
-    assert await ACTIONS[kill.action](compiler, f"{number}/2", lambda _: None) == Outcome()
+    if kill.victims == {OPERATION}:
+        assert attempt.outcome.reason == "COMPILE_CANCELLED"
+        assert list((compiler.home / "store" / "jobs").iterdir()) == []
+    again = await attempt.repeat()
+    assert again == Outcome()
+    if again.digest:
+        # An operation that came to its end has made the bundle already.
+        assert attempt.outcome.digest in {"", again.digest}
+        if kill.action not in _digests and len(kill.deaths) > 1:
+            # No other row makes it: it is made once more, undisturbed.
+            _digests[kill.action] = (await Attempt(compiler, kill.action).repeat()).digest
+        # Neuron's compiler writes other bytes each time.
+        assert _digests.setdefault(kill.action, again.digest) == again.digest or "trn2" in kill.action
+        assert await digest_of(compiler, "tiny") == again.digest
+    assert await digest_of(compiler, KEPT_ALIAS) == kept
+    await discard(compiler)
     assert await ACTIONS["collect"](compiler, f"{next(_numbers)}/3", lambda _: None) == Outcome()
     await check(compiler, Moment.COLLECTED)

@@ -1,44 +1,47 @@
-"""SIGKILL of each process of a runtime in the middle of each action: it serves again, whole, and nothing is left."""
+"""SIGKILL, or SIGSTOP, of each process of a runtime in the middle of each action: it serves again, nothing is left."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
 import psutil
 import pytest
-from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.hang_guard import HANG_S
 from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
-from tests.processes import lives, living_descendants, name_of
-from tests.servers.stack import Stack, token_request
-from tests.system.fleet import Fleet, assert_serves, provide_fleet, run_until
-from tests.system.kills.runtime_matrix import REASONS, RUNTIME_KILLS, TEXTS, Kill
+from tests.processes import lives
+from tests.servers.answers import reason_of
+from tests.servers.stack import Stack
+from tests.system.kills.kill import Death, Kill
+from tests.system.kills.runtime_actions import ACTIONS, PLACE, Fleet, assert_serves, provide_fleet
+from tests.system.kills.runtime_matrix import EVERYONE, RANKS, REASONS, RUNTIME_KILLS, TEXTS
 from tests.system.runtime_process import (
-    PROMPT,
     RuntimeProcess,
+    State,
     assert_blobs_are_whole,
-    reason_of,
     run_runtime,
+    send,
     wait_until,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-ABORT: Final = runtime.IN_FLIGHT_POLICY_ABORT
-#: Calls `reached` at the point of the matrix, and goes on.
-Action = Callable[[RuntimeProcess, Fleet, str, Callable[[], None]], None]
+NUM_CORES: Final = 4
+#: How often a load is begun that ends before its rank dies.
+ATTEMPTS: Final = 10
+#: In which a step has to show that it runs, so that hung ranks are noticed soon.
+STEP_TIMEOUT_S: Final = 2
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,10 @@ def process(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TMPDIR", str(directory / "temporary" / "files"))
         patch.setitem(os.environ, "XDG_RUNTIME_DIR", str(directory / "temporary" / "run"))
-        options = (f"--state={directory / 'state'}", f"--capture-directory={directory / 'captures'}")
-        with run_runtime(stack.compiler, directory, *options) as started:
+        options = {"state": directory / "state", "capture-directory": directory / "captures"}
+        options["min-step-timeout"] = STEP_TIMEOUT_S
+        words = [f"--{name}={value}" for name, value in options.items()]
+        with run_runtime(stack.compiler, directory, *words) as started:
             yield started
 
 
@@ -62,7 +67,7 @@ def fleet(stack: Stack, process: RuntimeProcess) -> Fleet:
 @pytest.fixture(scope="module")
 def loaded(process: RuntimeProcess, fleet: Fleet) -> Counter[str]:
     """What the front has open for one deployment that serves."""
-    process.load(fleet.story)
+    process.load(fleet.story, **PLACE)
     process.generate()
     found = list_open(process)
     process.unload()
@@ -86,123 +91,91 @@ def list_open(process: RuntimeProcess) -> Counter[str]:
     return found
 
 
-def load(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    events = process.control.LoadBundle(runtime.LoadBundleRequest(ref=fleet.story, deployment_id="d"))
-    run_until(events, point)
-    reached()
-    list(events)
-
-
-def swap(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    now = process.get().roles[0].weights_digest
-    other = fleet.pirate if now == fleet.story else fleet.story
-    events = process.control.LoadWeights(runtime.LoadWeightsRequest(deployment_id="d", ref=other))
-    run_until(events, point)
-    reached()
-    list(events)
-
-
-def generate(
-    process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None], *, captured_steps: int = 0
-) -> None:
-    request = token_request("d", PROMPT, 150, temperature=0.0)
-    if captured_steps:
-        request.output.capture_inputs.num_steps = captured_steps
-    seen = 0
-    for event in process.generation.Generate(request, timeout=60):
-        seen += len(event.delta.tokens)
-        if seen >= int(point):
-            reached()
-
-
-def tokenize(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    request = generation.TokenizeRequest(deployment_id="d", text="Once upon a time " * 2000)
-    answer = process.generation.Tokenize.future(request, timeout=60)
-    time.sleep(int(point) / 1000)
-    reached()
-    answer.result()
-
-
-def capture(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    generate(process, fleet, point, reached, captured_steps=100)
-
-
-def reset(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    request = runtime.ResetKVCacheRequest(
-        deployment_id="d", deployment=runtime.DeploymentScope(), in_flight_policy=ABORT
-    )
-    answer = process.control.ResetKVCache.future(request)
-    time.sleep(int(point) / 1000)
-    reached()
-    answer.result()
-
-
-def unload(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    answer = process.control.UnloadBundle.future(runtime.UnloadBundleRequest(deployment_id="d", in_flight_policy=ABORT))
-    time.sleep(int(point) / 1000)
-    reached()
-    answer.result()
-
-
-ACTIONS: Final[Mapping[str, Action]] = {
-    "load": load,
-    "swap": swap,
-    "generate": generate,
-    "tokenize": tokenize,
-    "capture": capture,
-    "reset": reset,
-    "unload": unload,
-}
-
-
-def find(process: RuntimeProcess, victim: str) -> psutil.Process | None:
-    """The living process of that name; a rank may not have been forked yet."""
-    front = process.processes()[0]
-    if victim == "runtime":
-        return front
-    return next((child for child in living_descendants(front.pid) if name_of(child) == victim), None)
-
-
-def slay(process: RuntimeProcess, name: str) -> list[psutil.Process]:
-    """Kills a process, which may still have to start; returns the ranks that there were."""
-    wait_until(lambda: find(process, name) is not None)
-    ranks, victim = process.ranks(), find(process, name)
-    if name == "runtime":
+def slay(process: RuntimeProcess, death: Death[str]) -> list[psutil.Process]:
+    """Sends a process, which may still have to start, the signal; returns the ranks that there were."""
+    wait_until(lambda: death.victim == EVERYONE or process.find(death.victim) != [])
+    if death.reason == "RANK_DIED":
+        wait_until(lambda: len(process.ranks()) == len(RANKS))
+    ranks, victims = process.ranks(), process.find(death.victim)
+    if death.victim == "runtime":
         process.kill()
-    elif victim is not None:
-        os.kill(victim.pid, signal.SIGKILL)
+    elif death.victim == EVERYONE:
+        pause([*process.processes(), *ranks])
+    elif victims:
+        if death.reason == "RANK_DIED":
+            for other in {*ranks} - {victims[0]}:
+                other.suspend()
+        send(victims[0], death.number)
         # A dying forkserver still takes requests until the kernel has closed its sockets.
-        wait_until(lambda: not lives(victim))
+        wait_until(lambda: death.number == signal.SIGSTOP or not lives(victims[0]))
     return ranks
 
 
-def disturb(process: RuntimeProcess, fleet: Fleet, kill: Kill) -> str:
-    """Does the action and kills the victim meanwhile, and waits until the ranks of that time have gone.
+def pause(processes: list[psutil.Process]) -> None:
+    """Stops processes for longer than a step may take."""
+    for one in processes:
+        one.suspend()
+    time.sleep(STEP_TIMEOUT_S + 1)
+    for one in processes:
+        one.resume()
 
-    Returns:
-        The reason with which the action ended; empty if it did not fail.
+
+@dataclass
+class Disturbed:
+    """An action that met a death.
+
+    Attributes:
+        ranks: Those that there were.
+        reason: With which the action ended; empty if it did not fail.
+        result: What it returned.
+        answered_epoch: Of the last load before the death that the runtime has answered.
     """
+
     ranks: list[psutil.Process] | None = None
-    reason = ""
+    reason: str = ""
+    result: runtime.LoadWeightsResult | None = None
+    answered_epoch: int = 0
+
+
+def disturb(process: RuntimeProcess, fleet: Fleet, action: str, death: Death[str]) -> Disturbed:
+    """Does the action and kills the victim meanwhile, and waits until the ranks of that time have gone."""
+    disturbed, once = Disturbed(), threading.Lock()
 
     def reached() -> None:
-        nonlocal ranks
-        if ranks is None:
-            ranks = slay(process, kill.victim)
+        with once:
+            if disturbed.ranks is None:
+                disturbed.ranks = slay(process, death)
 
     try:
-        ACTIONS[kill.action](process, fleet, kill.point, reached)
+        disturbed.result = ACTIONS[action](process, fleet, death.point, reached)
     except grpc.RpcError as error:
-        reason = "INTERRUPTED" if rpc_status.from_call(error) is None else reason_of(error)
+        disturbed.reason = reason_of(error) or "INTERRUPTED"
     except ValueError:
         # The channel was closed together with the runtime.
-        reason = "INTERRUPTED"
-    assert ranks is not None, f"no {kill.point}: {reason}"
-    if kill.victim == "runtime":
+        disturbed.reason = "INTERRUPTED"
+    disturbed.answered_epoch = process.answered_epoch
+    ranks = disturbed.ranks
+    assert ranks is not None, f"no {death.point}: {disturbed.reason}"
+    if death.victim == "runtime":
         process.start()
-    if kill.victim not in TEXTS:
+    if death.victim == EVERYONE:
+        assert process.ranks() == ranks
+    elif death.victim not in TEXTS:
         wait_until(lambda: has_noticed(process, ranks))
-    return reason
+    return disturbed
+
+
+def disturb_in_time(process: RuntimeProcess, fleet: Fleet, action: str, death: Death[str]) -> Disturbed:
+    """Does as `disturb`, and loads again if the load had ended before its rank died.
+
+    So small a model may be loaded before its ranks are stopped, where other programs have the processors.
+    """
+    for _ in range(ATTEMPTS):
+        disturbed = disturb(process, fleet, action, death)
+        if disturbed.reason or (action, death.reason) != ("load", "RANK_DIED"):
+            break
+        process.unload()
+    return disturbed
 
 
 def has_noticed(process: RuntimeProcess, dead: list[psutil.Process]) -> bool:
@@ -210,18 +183,50 @@ def has_noticed(process: RuntimeProcess, dead: list[psutil.Process]) -> bool:
     living = process.ranks()
     if living or not process.ids():
         return not {*living} & {*dead}
-    return process.get().state != runtime.Deployment.STATE_READY
+    return process.get().state != State.STATE_READY
 
 
-def settle(process: RuntimeProcess, fleet: Fleet) -> None:
-    """Waits until the deployment serves. One whose load was interrupted is FAILED, or gone, and is loaded again."""
-    if process.ids() and process.wait_for("READY", "FAILED").state != runtime.Deployment.STATE_READY:
+def settle(process: RuntimeProcess, fleet: Fleet, *, has_failed: bool) -> tuple[str, int]:
+    """Waits until the deployment serves; returns the digest and the epoch of its weights.
+
+    Args:
+        has_failed: Whether its load may have been given up, or its unload been done, so that it is loaded again.
+    """
+    if process.ids() and process.wait_for("READY", "FAILED").state != State.STATE_READY:
+        assert has_failed, process.get().message
         process.unload()
     if not process.ids():
-        process.load(fleet.story)
-    assert_serves(process, fleet)
+        assert has_failed
+        process.load(fleet.story, **PLACE)
+    assert list(process.get().cores) == PLACE["cores"]
+    weights = assert_serves(process, fleet)
     # Text processes, and their forkserver, start again when a prompt of text comes.
     process.generation.Tokenize(generation.TokenizeRequest(deployment_id="d", text="Once"))
+    return weights
+
+
+def check_failed_load(process: RuntimeProcess) -> None:
+    """A load that lost a rank holds nothing."""
+    assert process.get().state == State.STATE_FAILED
+    assert process.ranks() == []
+    assert process.control.GetServerInfo(runtime.GetServerInfoRequest()).free_cores == NUM_CORES
+
+
+def check_weights(
+    action: str, before: tuple[str, int], now: tuple[str, int], fleet: Fleet, disturbed: Disturbed
+) -> None:
+    """A swap has happened or has not, never in half, and no epoch comes back behind one that was answered."""
+    swapped = (fleet.other(before[0]), before[1] + 1)
+    match action:
+        case "swap on and on":
+            assert now[1] in {disturbed.answered_epoch, disturbed.answered_epoch + 1}
+        case "swap":
+            assert now in {before, swapped}
+            assert disturbed.result is None or now == swapped
+        case "swap and rest":
+            assert now == swapped
+        case _:
+            assert now == before
 
 
 def check(process: RuntimeProcess, moment: Moment) -> None:
@@ -246,20 +251,34 @@ def emptied(process: RuntimeProcess, loaded: Counter[str]) -> None:
         process.unload(deployment_id)
 
 
-@pytest.mark.parametrize("kill", RUNTIME_KILLS, ids=str)
-def test_kill(process: RuntimeProcess, fleet: Fleet, loaded: Counter[str], kill: Kill) -> None:
+@pytest.mark.parametrize(
+    "kill",
+    [pytest.param(kill, id=str(kill), marks=[] if kill.is_fast else pytest.mark.slow) for kill in RUNTIME_KILLS],
+)
+def test_kill(process: RuntimeProcess, fleet: Fleet, loaded: Counter[str], kill: Kill[str]) -> None:
+    (death,) = kill.deaths
+    before = (fleet.story, 1)
     if kill.action != "load":
-        process.load(fleet.story)
-    reason = disturb(process, fleet, kill)
-    assert reason in {"", *REASONS[kill.victim]}
+        process.load(fleet.story, **PLACE)
+    disturbed = disturb_in_time(process, fleet, kill.action, death)
+    assert disturbed.reason in ({death.reason} if death.reason else {"", *REASONS[death.victim]})
+    if kill.action == "generate" and death.victim in RANKS and death.point == "1":
+        assert disturbed.reason, "streams go on"
     assert_blobs_are_whole(process.directory / "cache")
-    settle(process, fleet)
-    wait_until_equal(lambda: (len(process.ranks()), process.get().load.used_slots), (2, 0))
+    if death.reason == "RANK_DIED":
+        check_failed_load(process)
+    # A runtime goes on with a load that it has resolved; other deaths may end a load.
+    is_resumed = death.victim == "runtime" and death.point != "RESOLVE"
+    may_fail = kill.action == "unload" or (kill.action == "load" and not is_resumed)
+    now = settle(process, fleet, has_failed=may_fail)
+    check_weights(kill.action, before, now, fleet, disturbed)
+    wait_until_equal(lambda: (len(process.ranks()), process.get().load.used_slots), (len(RANKS), 0))
     wait_until_equal(lambda: list_open(process), loaded)
-    check(process, Moment.STARTED if kill.victim == "runtime" else Moment.NOTICED)
+    check(process, Moment.STARTED if death.victim == "runtime" else Moment.NOTICED)
     if kill.action == "load":
         process.unload()
-    ACTIONS[kill.action](process, fleet, kill.point, lambda: None)
+    again = ACTIONS[kill.action](process, fleet, death.point, lambda: None)
+    assert again is None or again.weight_epoch == now[1] + 1
     if process.ids():
         assert_serves(process, fleet)
         process.unload()

@@ -1,17 +1,20 @@
-"""Rates of kernels, as files and as a choice."""
+"""Rates of kernels, as files and as a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bench.kernels.__main__ import render
 from bench.kernels.attend import AttentionRate, Shape
-from bench.kernels.rates import Rate, choose_fastest, read_machine, read_rates, read_records, write_rates, write_records
+from bench.kernels.rates import Rate, read_machine, read_rates, read_records, write_rates, write_records
+
+COMMON: Any = {"isa": "x86-64-v4", "spread": 0.1}
 
 
 def rate(kernel: str, rows: int, gflops: float) -> Rate:
     return Rate(
-        kernel=kernel, dtype="bfloat16", isa="x86-64-v4", rows=rows, gflops=gflops, gigabytes=gflops / rows, spread=0.1
+        kernel=kernel, dtype="bfloat16", items="bfloat16", rows=rows, gflops=gflops, gigabytes=gflops / rows, **COMMON
     )
 
 
@@ -24,21 +27,9 @@ def test_files_hold_every_rate(tmp_path: Path) -> None:
     assert read_machine(tmp_path / "linear.json") == "a machine"
 
 
-def test_the_faster_kernel_is_chosen_and_our_own_if_both_are_about_as_fast() -> None:
-    assert choose_fastest(RATES) == {("bfloat16", "x86-64-v4", 1): "own", ("bfloat16", "x86-64-v4", 64): "library"}
-    assert choose_fastest(RATES, tolerance=0.05)["bfloat16", "x86-64-v4", 64] == "own"
-
-
 def attention(kernel: str, gflops: float) -> AttentionRate:
-    return AttentionRate(
-        kernel=kernel,
-        dtype="float32",
-        isa="x86-64-v4",
-        shape=Shape(4, 1, 512, group=4),
-        gflops=gflops,
-        gigabytes=3.0,
-        spread=0.1,
-    )
+    shape = Shape(4, 1, 512, group=4)
+    return AttentionRate(kernel=kernel, dtype="float32", shape=shape, gflops=gflops, gigabytes=3.0, **COMMON)
 
 
 ATTENTION = [attention("own", 12.0), attention("library", 5.0)]

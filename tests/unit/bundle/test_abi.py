@@ -73,41 +73,22 @@ def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> Non
     }
 
 
+BLOCKS = ("block_kv", "computed_context", "live_rows")
+
+
 @pytest.mark.parametrize(
     ("submodel", "flags", "names"),
     [
-        ("context_encoding", (), ["input_ids", "position_ids", "seq_ids", "num_tokens"]),
-        ("token_generation", (), ["input_ids", "position_ids", "seq_ids"]),
-        ("token_generation", ("rand", "tokens"), ["input_ids", "position_ids", "seq_ids", "rand"]),
-        (
-            "context_encoding",
-            ("block_kv", "computed_context", "live_rows"),
-            [
-                "input_ids",
-                "position_ids",
-                "slot_mapping",
-                "active_block_table",
-                "num_tokens",
-                "computed_context_lens",
-                "live_rows",
-            ],
-        ),
-        (
-            "token_generation",
-            ("block_kv", "computed_context", "live_rows"),
-            ["input_ids", "position_ids", "slot_mapping", "active_block_table", "live_rows"],
-        ),
-        (
-            "speculation",
-            ("rand", "sampling_params"),
-            ["input_ids", "position_ids", "seq_ids", "num_tokens", "sampling_params", "rand"],
-        ),
+        ("context_encoding", (), "seq_ids num_tokens"),
+        ("token_generation", (), "seq_ids"),
+        ("token_generation", ("rand", "tokens"), "seq_ids rand"),
+        ("context_encoding", BLOCKS, "slot_mapping active_block_table num_tokens computed_context_lens live_rows"),
+        ("token_generation", BLOCKS, "slot_mapping active_block_table live_rows"),
+        ("speculation", ("rand", "sampling_params"), "seq_ids num_tokens sampling_params rand"),
     ],
 )
-def test_inputs_of_a_submodel_come_in_calling_order(
-    submodel: SubmodelName, flags: tuple[str, ...], names: list[str]
-) -> None:
-    assert [row.name for row in inputs_of(submodel, flags)] == names
+def test_inputs_of_a_submodel_come_in_calling_order(submodel: SubmodelName, flags: tuple[str, ...], names: str) -> None:
+    assert [row.name for row in inputs_of(submodel, flags)] == ["input_ids", "position_ids", *names.split()]
 
 
 def test_outputs_are_those_of_the_flags() -> None:
@@ -175,7 +156,7 @@ def test_other_weights_of_the_same_shape_have_the_same_digest() -> None:
         {"shards": [msgspec.structs.replace(SHARD, rank=1)]},
         *(
             {"shards": [msgspec.structs.replace(SHARD, tensors=(msgspec.structs.replace(TENSOR, **field),))]}
-            for field in ({"name": "x"}, {"dtype": "bfloat16"}, {"shape": (4,)})
+            for field in ({"name": "x"}, {"dtype": "bfloat16"}, {"shape": (4,)}, {"layout": "of a later release"})
         ),
     ],
 )

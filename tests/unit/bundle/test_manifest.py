@@ -1,32 +1,27 @@
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from bundle import manifest as manifest_module
-from bundle.abi.tensor import DType
+from bundle.abi.tensor import DTYPES, DType
 from bundle.errors import AbiUnsupported, ManifestInvalid
-from bundle.manifest import DTYPE_SIZES_BYTES, GenerationDefaults, Serving, parse_manifest
+from bundle.manifest import GenerationDefaults, Serving, parse_manifest
 from tests.bundles.samples import DIGESTS, sample_manifest
 
-Document = dict[str, object]
 
-
-def document() -> Document:
-    parsed = json.loads(sample_manifest().to_json())
-    assert isinstance(parsed, dict)
-    return parsed
+def document() -> Any:
+    return json.loads(sample_manifest().to_json())
 
 
 def replace_at(path: str, value: object) -> bytes:
     """The sample manifest with one field replaced; `path` is dotted, with numbers for positions."""
-    root: object = document()
-    node = root
+    root = node = document()
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     for part in parents:
-        node = node[part]  # type: ignore[index]
-    node[last] = value  # type: ignore[index]
+        node = node[part]
+    node[last] = value
     return json.dumps(root).encode()
 
 
@@ -50,8 +45,8 @@ def test_serving_facts_at_their_defaults_are_not_written() -> None:
     assert parse_manifest(skipping.to_json()) == skipping
 
 
-def test_every_dtype_has_a_size() -> None:
-    assert set(DTYPE_SIZES_BYTES) == set(get_args(DType))
+def test_every_dtype_has_a_row() -> None:
+    assert set(DTYPES) == set(get_args(DType))
 
 
 def test_names_every_blob() -> None:
@@ -77,18 +72,10 @@ def test_other_abi_versions_are_refused_whatever_else_they_say(version: int) -> 
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "new",
-        "target.new",
-        "executables.0.new",
-        "executables.0.inputs.0.new",
-        "weight_sets.0.shards.0.new",
-        "tokens.new",
-    ],
+    "path", ["", "target.", "executables.0.", "executables.0.inputs.0.", "weight_sets.0.shards.0.", "tokens."]
 )
 def test_unknown_fields_are_ignored(path: str) -> None:
-    assert parse_manifest(replace_at(path, {"time_travel": 2**70})) == sample_manifest()
+    assert parse_manifest(replace_at(f"{path}new", {"time_travel": 2**70})) == sample_manifest()
 
 
 def test_unknown_required_features_are_refused_by_name_whatever_else_changed() -> None:

@@ -26,16 +26,11 @@ def with_program(manifest: Manifest, change: Callable[[NeffProgram], NeffProgram
     return replace(manifest, executables=(replace(first, neff=change(first.neff)), *others))
 
 
-def change_input(program: NeffProgram, index: int, **changes: object) -> NeffProgram:
-    inputs = list(program.inputs)
-    inputs[index] = replace(inputs[index], **changes)
-    return replace(program, inputs=tuple(inputs))
-
-
-def change_output(program: NeffProgram, index: int, **changes: object) -> NeffProgram:
-    outputs = list(program.outputs)
-    outputs[index] = replace(outputs[index], **changes)
-    return replace(program, outputs=tuple(outputs))
+def edit(program: NeffProgram, end: str, index: int, **changes: object) -> NeffProgram:
+    """The program with other fields of one of its `inputs` or `outputs`."""
+    tensors = list(getattr(program, end))
+    tensors[index] = replace(tensors[index], **changes)
+    return replace(program, **{end: tuple(tensors)})
 
 
 def test_neffs_come_back_from_json(manifest: Manifest) -> None:
@@ -65,20 +60,20 @@ def test_bundles_without_neffs_keep_their_digests() -> None:
     ("change", "message"),
     [
         (lambda p: None, r"executables\[context_encoding_8\] lacks neff, and its state_convention is aliased"),
-        (lambda p: change_input(p, 0, tensor="x"), r"neff\.inputs\[input0\] is input 'x'; accepted: input_ids, num_"),
-        (lambda p: change_input(p, 4, tensor="x"), r"\[input4\] is weight 'x'; accepted: p_lm_head_weight"),
-        (lambda p: change_input(p, 5, tensor="x"), r"\[input5\] is state 'x'; accepted: k_cache\.0"),
-        (lambda p: change_input(p, 1, shape=(2,)), r"\[input1\] is int32 \[2\]; accepted: int32 \[1, 8\]"),
-        (lambda p: change_input(p, 5, dtype="int32"), r"\[input5\] is int32 \[3, 1, 16, 4\]; accepted: float32"),
-        (lambda p: change_input(p, 1, name="input0"), "inputs has 2 entries named 'input0'"),
-        (lambda p: change_input(p, 1, tensor="input_ids"), "inputs has 2 entries of input 'input_ids'"),
+        (lambda p: edit(p, "inputs", 0, tensor="x"), r"neff\.inputs\[input0\] is input 'x'; accepted: input_ids, num_"),
+        (lambda p: edit(p, "inputs", 4, tensor="x"), r"\[input4\] is weight 'x'; accepted: p_lm_head_weight"),
+        (lambda p: edit(p, "inputs", 5, tensor="x"), r"\[input5\] is state 'x'; accepted: k_cache\.0"),
+        (lambda p: edit(p, "inputs", 1, shape=(2,)), r"\[input1\] is int32 \[2\]; accepted: int32 \[1, 8\]"),
+        (lambda p: edit(p, "inputs", 5, dtype="int32"), r"\[input5\] is int32 \[3, 1, 16, 4\]; accepted: float32"),
+        (lambda p: edit(p, "inputs", 1, name="input0"), "inputs has 2 entries named 'input0'"),
+        (lambda p: edit(p, "inputs", 1, tensor="input_ids"), "inputs has 2 entries of input 'input_ids'"),
         (lambda p: replace(p, inputs=p.inputs[1:]), "inputs has no entry of input 'input_ids'"),
         (lambda p: replace(p, inputs=(*p.inputs[:4], *p.inputs[5:])), "no entry of weight 'p_lm_head_weight'"),
         (lambda p: replace(p, inputs=p.inputs[:-1]), "inputs has no entry of state 'v_cache.0'"),
         (lambda p: replace(p, outputs=p.outputs[1:]), "outputs has no entry of output 'tokens'"),
-        (lambda p: change_output(p, 1, alias=""), r"\[output1\]\.alias is ''; accepted: the input of state k_cache\.0"),
-        (lambda p: change_output(p, 1, alias="input6"), r"\.alias is 'input6'; accepted: the input of state k_cache"),
-        (lambda p: change_output(p, 0, alias="input0"), r"\[output0\]\.alias is 'input0'; accepted: none"),
+        (lambda p: edit(p, "outputs", 1, alias=""), r"\.alias is ''; accepted: the input of state k_cache\.0"),
+        (lambda p: edit(p, "outputs", 1, alias="input6"), r"\[output1\]\.alias is 'input6'; accepted: the input of"),
+        (lambda p: edit(p, "outputs", 0, alias="input0"), r"\[output0\]\.alias is 'input0'; accepted: none"),
     ],
 )
 def test_map_that_does_not_fit_is_named(

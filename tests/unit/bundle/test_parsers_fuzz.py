@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.catalog import find_bundle
 from bundle.consistency import check_consistency
 from bundle.digest import digest_hex, is_digest, parse_digest, sha256_bytes
 from bundle.errors import AbiUnsupported, BundleError, DigestInvalid, LayoutInvalid, ManifestInvalid, RefInvalid
-from bundle.layout import Layout, read_pins
 from bundle.manifest import parse_manifest
-from bundle.oci import (
+from bundle.reference import is_alias, is_name, parse_reference
+from bundle.store.catalog import find_bundle
+from bundle.store.layout import Layout, read_pins
+from bundle.store.oci import (
     BUNDLE_TYPE,
     IMAGE_MANIFEST_TYPE,
     INDEX_TYPE,
@@ -30,13 +31,12 @@ from bundle.oci import (
     RecordT,
     parse_record,
 )
-from bundle.reader import is_title, open_bundle
-from bundle.reference import is_alias, is_name, parse_reference
-from bundle.referrers import list_referrers
+from bundle.store.reader import is_title, open_bundle
+from bundle.store.referrers import list_referrers
 from tests.bundles.samples import DIGESTS, FILES, sample_manifest
 from tests.fuzzing import broken, fuzz, mutated, nearly
 from tests.opened_files import record_opened_files
-from tests.unit.bundle.test_reader import encode, image_document, list_image
+from tests.unit.bundle.store.test_reader import encode, image_document, list_image
 
 MANIFEST = json.loads(sample_manifest().to_json())
 LAYERS = [
@@ -191,6 +191,8 @@ def test_references(text: str) -> None:
     except RefInvalid:
         return
     assert str(reference) == text
+    assert (reference.digest is None) == (reference.name is not None)
+    assert reference.version is None or reference.alias is None
     assert reference.digest is None or is_digest(reference.digest)
     assert reference.name is None or is_name(reference.name)
     assert reference.alias is None or is_alias(reference.alias)
@@ -202,9 +204,11 @@ def test_digests(layout: Layout, text: str) -> None:
     try:
         digest = parse_digest(text)
     except DigestInvalid:
-        for access in (layout.has, layout.stored, layout.blob_path, layout.pin):
+        for access in (layout.has, layout.stored, layout.open_blob, layout.blob_path, layout.delete_blob, layout.pin):
             with pytest.raises(DigestInvalid):
                 access(text)
+        with pytest.raises(DigestInvalid):
+            layout.new_blob(expected_digest=text)
         return
     assert len(digest_hex(digest)) == 64
     assert set(digest_hex(digest)) <= set("0123456789abcdef")

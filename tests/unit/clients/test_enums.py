@@ -18,10 +18,7 @@ def test_names_are_what_users_write() -> None:
     assert enum_names(InFlightPolicy.DESCRIPTOR) == ["wait", "abort", "refuse", "continue"]
     assert enum_names(Target.Kind.DESCRIPTOR) == ["cpu", "inf2", "trn1", "trn2", "trn3"]
     assert enum_number(OptimizationLevel.DESCRIPTOR, "o0") == OptimizationLevel.OPTIMIZATION_LEVEL_O0
-
-
-def test_none_is_the_servers_default() -> None:
-    assert enum_number(InFlightPolicy.DESCRIPTOR, None) == 0
+    assert enum_number(InFlightPolicy.DESCRIPTOR, None) == 0, "the server's default"
 
 
 @pytest.mark.parametrize("name", ["unspecified", "WAIT", "", "later"])

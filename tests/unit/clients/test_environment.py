@@ -8,7 +8,7 @@ from kiln_client.stack.gateway import GATEWAY
 from kiln_client.stack.issuer import ISSUER
 from kiln_client.stack.stack import COMPILER, RUNTIME
 
-from bundle.environment import INHERITED
+from bundle.host.environment import INHERITED
 
 VARIABLES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "KILN_TOKEN", "KILN_RUNTIME_CORES", "SMG_LOG_MM_TIMING", "TMPDIR")
 

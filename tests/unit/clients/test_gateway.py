@@ -7,8 +7,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
-from kiln_client.errors import GatewayNotInstalled, InvalidArgument, PlaintextRefused
-from kiln_client.local.lookup import deployment_name
+from kiln_client.cli.local.lookup import deployment_name
+from kiln_client.errors import FailedPrecondition, InvalidArgument
 from kiln_client.stack.gateway import GatewayConfig, require_gateway
 
 
@@ -44,7 +44,7 @@ def test_refuses_what_is_no_address(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8000", "[::]:8000", "10.0.0.1:8000", "example.org:8000"])
 def test_beyond_this_host_only_if_it_is_allowed(address: str) -> None:
-    with pytest.raises(PlaintextRefused, match="neither TLS nor authentication") as caught:
+    with pytest.raises(InvalidArgument, match="neither TLS nor authentication") as caught:
         parse(address)
     assert "--allow-insecure" in caught.value.fields[0].description
     assert parse(address, allow_insecure=True).port == 8000
@@ -55,7 +55,7 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if name == "smg" else ModuleSpec(name, None)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    with pytest.raises(GatewayNotInstalled) as caught:
+    with pytest.raises(FailedPrecondition) as caught:
         require_gateway()
     assert "kiln-client[openai]" in caught.value.message
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kiln_client.endpoint import TlsOptions
-from kiln_client.errors import HomeInUse
+from kiln_client.errors import FailedPrecondition
 from kiln_client.stack.home import StackRecord, announced, default_home, locked_home, read_record
 
 RECORD = StackRecord(
@@ -80,7 +80,11 @@ def test_a_record_that_is_being_written_is_none(tmp_path: Path) -> None:
 
 
 def test_one_process_serves_a_home(tmp_path: Path) -> None:
-    with locked_home(tmp_path), pytest.raises(HomeInUse), locked_home(tmp_path):
+    with (
+        locked_home(tmp_path),
+        pytest.raises(FailedPrecondition, match="another process serves"),
+        locked_home(tmp_path),
+    ):
         pass
     with locked_home(tmp_path):
         pass

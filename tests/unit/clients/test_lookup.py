@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kiln_client.cli.local.lookup import Checkpoint, HubModel, find_checkpoint, name_of
 from kiln_client.errors import ModelNotFound
-from kiln_client.local.lookup import Checkpoint, HubModel, find_checkpoint, name_of
 
 
 def make_checkpoint(path: Path) -> Path:

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from kiln_client.documents import apply_overrides, parse_override
 from kiln_client.errors import OverrideInvalid
-from kiln_client.overrides import apply_overrides, parse_override
 
 DOCUMENT = {"neuron_config": {"seq_len": 128, "lora_config": {"max_loras": 2}, "batch_size": 1}, "rope_theta": 1e4}
 

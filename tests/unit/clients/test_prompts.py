@@ -10,17 +10,6 @@ from kiln_client import Runtime, chat, errors
 from kiln_client.prompts import chat_from_document, generate_request
 
 
-def test_nothing_given_is_nothing_set() -> None:
-    request = generate_request("demo", "Once")
-    assert request.text == "Once"
-    for message, names in (
-        (request.sampling, ("temperature", "top_k", "top_p", "seed")),
-        (request.stop, ("max_new_tokens", "ignore_eos")),
-        (request.output, ("logprobs",)),
-    ):
-        assert not [name for name in names if message.HasField(name)]
-
-
 def test_zero_is_not_unset() -> None:
     request = generate_request("demo", [], temperature=0.0, top_k=0, seed=0, ignore_eos=False, logprobs=0)
     assert request.WhichOneof("prompt") == "token_ids"
@@ -30,30 +19,6 @@ def test_zero_is_not_unset() -> None:
         (request.output, ("logprobs",)),
     ):
         assert [name for name in names if message.HasField(name)] == list(names)
-
-
-def test_everything_given() -> None:
-    request = generate_request(
-        "demo",
-        (5, 6),
-        request_id="r",
-        max_new_tokens=3,
-        temperature=0.5,
-        top_k=4,
-        top_p=0.75,
-        seed=2**64 - 1,
-        stop_strings=["END", "\n"],
-        stop_token_ids=[7],
-        ignore_eos=True,
-        logprobs=2,
-        logits=True,
-    )
-    assert (request.deployment_id, request.request_id, [*request.token_ids.ids]) == ("demo", "r", [5, 6])
-    sampling = request.sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 4, 0.75, 2**64 - 1)
-    stop = request.stop
-    assert (stop.max_new_tokens, [*stop.stop_strings], [*stop.stop_token_ids]) == (3, ["END", "\n"], [7])
-    assert (stop.ignore_eos, request.output.logprobs, request.output.logits) == (True, 2, True)
 
 
 def test_stall_policy() -> None:
@@ -153,11 +118,6 @@ def test_no_conversation(document: list[object] | dict[str, object], named: str)
     assert caught.value.fields[0].field == "chat"
     assert named in caught.value.fields[0].description
     assert "accepted: a list of {role, content}" in caught.value.fields[0].description
-
-
-def test_salt_of_the_prefix_cache() -> None:
-    assert generate_request("demo", "Once", cache_salt="tenant").cache_salt == "tenant"
-    assert not generate_request("demo", "Once").cache_salt
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ def test_the_alias_that_a_request_moves(request_: Any, alias: str | None) -> Non
     assert read(request_) == alias
 
 
-def test_alias_of_a_malformed_reference_is_refused_before_it_is_judged() -> None:
+def test_the_alias_of_a_malformed_reference_is_refused_before_it_is_judged() -> None:
     read = RULES["/kiln.bundle.v1.BundleService/SetAlias"].alias
-    assert read is not None
     with pytest.raises(RefInvalid):
         read(pb.SetAliasRequest(alias="prod"))

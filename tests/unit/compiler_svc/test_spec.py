@@ -27,38 +27,30 @@ WIDER = resolve_config({"neuron_config": {"seq_len": 256}}, checkpoint_dtype="fl
 
 
 @pytest.mark.parametrize(
-    "changes", [{"salt": "x"}, {"optimization_level": 2}, {"target": Target(kind="cpu", isa="x86-64-v4")}]
+    ("changes", "of_bundle", "of_executable"),
+    [
+        ({"salt": "x"}, True, True),
+        ({"optimization_level": 2}, True, True),
+        ({"target": Target(kind="cpu", isa="x86-64-v4")}, True, True),
+        # It reaches an executable through its graph.
+        ({"config": WIDER}, True, False),
+        ({"name": "other"}, False, False),
+        ({"model": Path("/copy")}, False, False),
+        ({"skip_cache_lookup": True}, False, False),
+        ({"warnings": ("w",)}, False, False),
+    ],
 )
-def test_what_changes_both_digests(changes: dict[str, Any]) -> None:
+def test_what_changes_which_digest(changes: dict[str, Any], of_bundle: bool, of_executable: bool) -> None:
     changed = msgspec.structs.replace(SPEC, **changes)
-    assert changed.bundle_action_digest(**BUNDLE) != SPEC.bundle_action_digest(**BUNDLE)
-    assert changed.executable_action_digest(**EXECUTABLE) != SPEC.executable_action_digest(**EXECUTABLE)
+    assert (changed.bundle_action_digest(**BUNDLE) != SPEC.bundle_action_digest(**BUNDLE)) == of_bundle
+    differs = changed.executable_action_digest(**EXECUTABLE) != SPEC.executable_action_digest(**EXECUTABLE)
+    assert differs == of_executable
 
 
-def test_the_configuration_reaches_an_executable_through_its_graph() -> None:
-    changed = msgspec.structs.replace(SPEC, config=WIDER)
-    assert changed.bundle_action_digest(**BUNDLE) != SPEC.bundle_action_digest(**BUNDLE)
-    assert changed.executable_action_digest(**EXECUTABLE) == SPEC.executable_action_digest(**EXECUTABLE)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"name": "other"}, {"model": Path("/copy")}, {"skip_cache_lookup": True}, {"warnings": ("w",)}]
-)
-def test_what_changes_neither(changes: dict[str, Any]) -> None:
-    changed = msgspec.structs.replace(SPEC, **changes)
-    assert changed.bundle_action_digest(**BUNDLE) == SPEC.bundle_action_digest(**BUNDLE)
-    assert changed.executable_action_digest(**EXECUTABLE) == SPEC.executable_action_digest(**EXECUTABLE)
-
-
-@pytest.mark.parametrize("name", ["checkpoint_digest", "toolchain", "code_digest"])
-def test_every_input_of_a_bundle_counts(name: str) -> None:
-    assert SPEC.bundle_action_digest(**BUNDLE | {name: {"x": "y"}}) != SPEC.bundle_action_digest(**BUNDLE)
-
-
-@pytest.mark.parametrize("name", ["graph_digest", "toolchain", "code_digest"])
-def test_every_input_of_an_executable_counts(name: str) -> None:
-    changed = SPEC.executable_action_digest(**EXECUTABLE | {name: {"x": "y"}})
-    assert changed != SPEC.executable_action_digest(**EXECUTABLE)
+@pytest.mark.parametrize("name", ["checkpoint_digest", "graph_digest", "toolchain", "code_digest"])
+def test_every_input_counts(name: str) -> None:
+    for digest, given in ((SPEC.bundle_action_digest, BUNDLE), (SPEC.executable_action_digest, EXECUTABLE)):
+        assert name not in given or digest(**given | {name: {"x": "y"}}) != digest(**given)
 
 
 EXPERTS = {
@@ -67,6 +59,7 @@ EXPERTS = {
     "normalize_top_k_affinities": False,
     "router_config": {"act_fn": "sigmoid"},
 }
+FUSED = {"speculation_length": 4, "enable_fused_speculation": True, "on_device_sampling_config": {}}
 
 
 @pytest.mark.parametrize(
@@ -76,8 +69,7 @@ EXPERTS = {
         {"neuron_config": {"on_device_sampling_config": {"do_sample": True}, "modules_to_not_convert": ["lm_head"]}},
         {"neuron_config": EXPERTS, "hidden_size": 64, "attribute_map": {"num_heads": "num_attention_heads"}},
         {
-            "neuron_config": EXPERTS
-            | {"speculation_length": 4, "enable_fused_speculation": True, "on_device_sampling_config": {}},
+            "neuron_config": EXPERTS | FUSED,
             "fused_spec_config": {"draft_model_path": "draft", "draft_config": {"neuron_config": EXPERTS}},
         },
     ],

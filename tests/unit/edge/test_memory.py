@@ -31,33 +31,24 @@ def test_no_limits_leave_the_machine(tmp_path: Path, groups: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    ("limits", "mebibytes"),
+    ("groups", "limits", "mebibytes"),
     [
-        ({"memory.max": "max", "pod/memory.max": "max", "pod/kiln/memory.max": "max"}, 1000),
-        ({"pod/kiln/memory.max": str(300 * MIB)}, 300),
-        ({"pod/kiln/memory.max": str(3000 * MIB)}, 1000),
-        ({"pod/memory.max": str(200 * MIB), "pod/kiln/memory.max": str(300 * MIB)}, 200),
+        (V2, {"memory.max": "max", "pod/memory.max": "max", "pod/kiln/memory.max": "max"}, 1000),
+        (V2, {"pod/kiln/memory.max": str(300 * MIB)}, 300),
+        (V2, {"pod/kiln/memory.max": str(3000 * MIB)}, 1000),
+        (V2, {"pod/memory.max": str(200 * MIB), "pod/kiln/memory.max": str(300 * MIB)}, 200),
         # A container that sees its own group as the root.
-        ({"memory.max": str(100 * MIB)}, 100),
-        ({"other/memory.max": str(1 * MIB), "pod/other/memory.max": str(1 * MIB)}, 1000),
+        (V2, {"memory.max": str(100 * MIB)}, 100),
+        (V2, {"other/memory.max": str(1 * MIB), "pod/other/memory.max": str(1 * MIB)}, 1000),
+        (V1, {"memory/pod/kiln/memory.limit_in_bytes": "9223372036854771712"}, 1000),
+        (V1, {"memory/pod/kiln/memory.limit_in_bytes": str(300 * MIB)}, 300),
+        (V1, {"memory/pod/memory.limit_in_bytes": str(200 * MIB)}, 200),
+        (V1, {"memory/memory.limit_in_bytes": str(100 * MIB)}, 100),
+        (V1, {"memory/other/memory.limit_in_bytes": str(1 * MIB)}, 1000),
     ],
 )
-def test_control_groups(tmp_path: Path, limits: dict[str, str], mebibytes: int) -> None:
-    assert measure(tmp_path, V2, limits) == mebibytes * MIB
-
-
-@pytest.mark.parametrize(
-    ("limits", "mebibytes"),
-    [
-        ({"memory/pod/kiln/memory.limit_in_bytes": "9223372036854771712"}, 1000),
-        ({"memory/pod/kiln/memory.limit_in_bytes": str(300 * MIB)}, 300),
-        ({"memory/pod/memory.limit_in_bytes": str(200 * MIB)}, 200),
-        ({"memory/memory.limit_in_bytes": str(100 * MIB)}, 100),
-        ({"memory/other/memory.limit_in_bytes": str(1 * MIB)}, 1000),
-    ],
-)
-def test_control_groups_of_version_1(tmp_path: Path, limits: dict[str, str], mebibytes: int) -> None:
-    assert measure(tmp_path, V1, limits) == mebibytes * MIB
+def test_control_groups(tmp_path: Path, groups: str, limits: dict[str, str], mebibytes: int) -> None:
+    assert measure(tmp_path, groups, limits) == mebibytes * MIB
 
 
 def test_this_machine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,35 @@ import pytest
 
 from edge.errors import OptionsInvalid
 from edge.option_sources import MAX_FILE_BYTES, read_options, variable_of
-from edge.options import COUNT, FLAG, PATH, SECONDS, TEXT, Option
+from edge.options import COUNT, FLAG, PATH, SECONDS, TEXT, Option, list_options, option, option_class, section
 
-OPTIONS = (
-    Option("cores", COUNT, "logical cores", default=1),
-    Option("follow-interval", SECONDS, "pause", default=5.0),
-    Option("allow-insecure", FLAG, "plaintext", default=False),
-    Option("model-root", PATH, "100% of checkpoints", default=(), is_repeatable=True),
-    Option("database", TEXT, "URL", default_text="a file"),
-)
+
+@option_class()
+class Own:
+    """A part of the options."""
+
+    follow_interval_s: float = option(SECONDS, "pause", default=5.0)
+    is_open: bool = option(FLAG, "plaintext", name="allow-insecure", default=False)
+
+
+@option_class(kw_only=True)
+class Options:
+    """Options of each kind."""
+
+    cores: int = option(COUNT, "logical cores", default=1)
+    own: Own = section(Own)
+    model_root: tuple[Path, ...] = option(PATH, "100% of checkpoints", default=(), is_repeatable=True)
+    database: str | None = option(TEXT, "URL", default=None, default_text="a file")
+    workers: int = option(COUNT, "processes", derive=lambda given: 2 * given.cores, default_text="twice the cores")
+
+
+OPTIONS = list_options(Options)
 
 
 def read(arguments: list[str] = [], environment: dict[str, str] = {}) -> dict[str, Any]:  # noqa: B006 - never changed
-    return vars(read_options("runtime", OPTIONS, arguments, environment))
+    values = vars(read_options("runtime", Options, arguments, environment))
+    own = vars(values.pop("own"))
+    return {**values, **own}
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -31,32 +48,36 @@ def write(tmp_path: Path, text: str) -> str:
 
 
 def test_defaults() -> None:
-    assert read() == {
-        "cores": 1,
-        "follow_interval": 5.0,
-        "allow_insecure": False,
-        "model_root": (),
-        "database": None,
-    }
+    own = {"follow_interval_s": 5.0, "is_open": False}
+    assert read() == {"cores": 1, "model_root": (), "database": None, "workers": 2, **own}
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_source_sets_every_option_and_the_first_one_wins(option: Option, tmp_path: Path) -> None:
-    texts = ("true", "false", "true") if option.domain is FLAG else ("3", "2", "7")
-    wanted = [(option.domain.parse(text),) if option.is_repeatable else option.domain.parse(text) for text in texts]
-    config = write(tmp_path, f"{option.name}: {texts[0]}")
-    environment = {variable_of("runtime", option.name): texts[1]}
-    argument = f"--{option.name}" if option.domain is FLAG else f"--{option.name}={texts[2]}"
+@pytest.mark.parametrize(
+    ("row", "attribute"),
+    list(zip(OPTIONS, ["cores", "follow_interval_s", "is_open", "model_root", "database", "workers"], strict=True)),
+    ids=[row.name for row in OPTIONS],
+)
+def test_every_source_sets_every_option_and_the_first_one_wins(row: Option, attribute: str, tmp_path: Path) -> None:
+    texts = ("true", "false", "true") if row.domain is FLAG else ("3", "2", "7")
+    wanted = [(row.domain.parse(text),) if row.is_repeatable else row.domain.parse(text) for text in texts]
+    config = write(tmp_path, f"{row.name}: {texts[0]}")
+    environment = {variable_of("runtime", row.name): texts[1]}
+    argument = f"--{row.name}" if row.domain is FLAG else f"--{row.name}={texts[2]}"
     values = [read([config]), read([config], environment), read([config, argument], environment)]
-    assert [value[option.attribute] for value in values] == wanted
-    others = [{key: value[key] for key in value if key != option.attribute} for value in values]
+    assert [value[attribute] for value in values] == wanted
+    others = [{key: value[key] for key in value if key not in (attribute, "workers")} for value in values]
     assert others[0] == others[1] == others[2]
+
+
+def test_a_default_follows_from_other_options() -> None:
+    assert read(["--cores=3"])["workers"] == 6
+    assert read(["--cores=3", "--workers=1"])["workers"] == 1
 
 
 def test_a_flag_can_be_turned_off_again(tmp_path: Path) -> None:
     config = write(tmp_path, "allow-insecure: true")
-    assert read([config])["allow_insecure"]
-    assert not read([config, "--no-allow-insecure"])["allow_insecure"]
+    assert read([config])["is_open"]
+    assert not read([config, "--no-allow-insecure"])["is_open"]
 
 
 def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
@@ -74,12 +95,8 @@ def test_several_values(tmp_path: Path) -> None:
 
 def test_an_empty_variable_is_unset_and_those_of_others_are_left_alone() -> None:
     # Kubernetes sets the last two for a service that is called kiln-runtime.
-    environment = {
-        "KILN_RUNTIME_CORES": "",
-        "KILN_RUNTIME_PORT": "tcp://10.0.0.1:1",
-        "KILN_RUNTIME_SERVICE_HOST": "10.0.0.1",
-    }
-    assert read([], environment) == read()
+    others = {"KILN_RUNTIME_PORT": "tcp://10.0.0.1:1", "KILN_RUNTIME_SERVICE_HOST": "10.0.0.1"}
+    assert read([], {"KILN_RUNTIME_CORES": ""} | others) == read()
 
 
 def test_json_and_an_empty_file(tmp_path: Path) -> None:
@@ -138,11 +155,14 @@ def test_one_answer_names_every_mistake(tmp_path: Path) -> None:
 
 
 def test_a_required_option_may_come_from_anywhere(tmp_path: Path) -> None:
-    required = (Option("address", TEXT, "where", is_required=True),)
+    @dataclass(frozen=True)
+    class Required:
+        address: str = option(TEXT, "where")
+
     with pytest.raises(OptionsInvalid, match="--address: got nothing; accepted: text, by --address, KILN_PROBE_ADDRES"):
-        read_options("probe", required, [], {})
-    assert read_options("probe", required, [], {"KILN_PROBE_ADDRESS": "a"}).address == "a"
-    assert read_options("probe", required, [write(tmp_path, "address: b")], {}).address == "b"
+        read_options("probe", Required, [], {})
+    assert read_options("probe", Required, [], {"KILN_PROBE_ADDRESS": "a"}).address == "a"
+    assert read_options("probe", Required, [write(tmp_path, "address: b")], {}).address == "b"
 
 
 def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,9 +170,9 @@ def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[
         read(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for option in OPTIONS:
-        assert f"--{option.name}" in text
-        assert option.help in text
+    for one in OPTIONS:
+        assert f"--{one.name}" in text
+        assert one.help in text
     assert "default: 5 " in text
     assert "default: a file" in text
 

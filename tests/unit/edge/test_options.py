@@ -4,32 +4,21 @@ from pathlib import Path
 import pytest
 
 from edge.access.config import AccessConfig
-from edge.config import EdgeConfig, TlsConfig
+from edge.config import EdgeConfig, TlsConfig, choose_max_connections
 from edge.errors import OptionsInvalid
 from edge.option_sources import read_options
-from edge.options import (
-    COUNT,
-    DAYS,
-    FLAG,
-    SECONDS,
-    SERVER_OPTIONS,
-    SIZE,
-    TEXT,
-    Domain,
-    choose_max_connections,
-    one_of,
-    read_edge_config,
-)
+from edge.options import COUNT, DAYS, FLAG, SECONDS, SIZE, TEXT, Domain, one_of
 
 GIB = 1 << 30
 
 
 def parse(*arguments: str) -> EdgeConfig:
-    return read_edge_config(read_options("probe", SERVER_OPTIONS, ["--address", "127.0.0.1:0", *arguments], {}))
+    return read_options("probe", EdgeConfig, ["--address", "127.0.0.1:0", *arguments], {})
 
 
 def test_defaults() -> None:
-    assert parse() == EdgeConfig("127.0.0.1:0", drain_timeout_s=10.0, max_connections=choose_max_connections())
+    assert parse() == EdgeConfig("127.0.0.1:0", max_connections=choose_max_connections())
+    assert (parse().drain_timeout_s, parse().stall_timeout_s, parse().access.audience) == (10.0, 30.0, "kiln")
 
 
 @pytest.mark.parametrize(
@@ -43,11 +32,6 @@ def test_connections_leave_half_of_the_files_to_others(
     assert parse("--max-connections", "7").max_connections == 7
 
 
-def test_tls() -> None:
-    config = parse("--tls-certificate", "a.pem", "--tls-key", "b.pem", "--tls-client-ca", "c.pem")
-    assert config.tls == TlsConfig(Path("a.pem"), Path("b.pem"), Path("c.pem"))
-
-
 @pytest.mark.parametrize("arguments", [["--tls-certificate", "a"], ["--tls-key", "b"], ["--tls-client-ca", "c"]])
 def test_half_of_tls_is_refused(arguments: list[str]) -> None:
     with pytest.raises(OptionsInvalid, match="the first two together"):
@@ -59,16 +43,10 @@ def test_access() -> None:
     config = parse(
         *tls,
         *("--auth-jwks", "https://issuer.example/jwks.json", "--auth-audience", "a", "--auth-issuer", "i"),
-        *(
-            "--auth-clock-skew",
-            "5",
-            "--auth-identities",
-            "i.yaml",
-            "--require-auth",
-            "--max-streams-per-principal",
-            "7",
-        ),
+        *("--auth-clock-skew", "5", "--auth-identities", "i.yaml", "--require-auth"),
+        *("--max-streams-per-principal", "7"),
     )
+    assert config.tls == TlsConfig(Path("a.pem"), Path("b.pem"), Path("c.pem"))
     assert config.access == AccessConfig(
         jwks="https://issuer.example/jwks.json",
         audience="a",
@@ -107,6 +85,7 @@ def test_access_that_cannot_be_is_refused(arguments: list[str], message: str) ->
         (FLAG, "true", True),
         (FLAG, "false", False),
         (one_of("cached", "always"), "always", "always"),
+        (one_of(cached=False, always=True), "cached", False),
         (SIZE, "1", 1),
         (SIZE, "7KiB", 7 << 10),
         (SIZE, "1536MiB", 3 * GIB // 2),

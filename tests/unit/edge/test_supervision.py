@@ -12,13 +12,7 @@ from bundle.errors import KilnError, ResourcesShort
 from edge import supervision
 from edge.health import BACKGROUND, LIVENESS, OVERALL, Health
 from edge.supervision import NUM_FAILURES, Supervisor, begin_task
-from tests.hang_guard import HANG_S
-
-
-async def wait_until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+from tests.hang_guard import HANG_S, until
 
 
 class Task:
@@ -27,18 +21,15 @@ class Task:
     def __init__(self) -> None:
         self.num_starts = 0
         self.end: Callable[[], Awaitable[object]] | None = None
-        self._woken = asyncio.Event()
+        self.woken = asyncio.Event()
 
     async def run(self) -> None:
         self.num_starts += 1
-        self._woken.clear()
+        self.woken.clear()
         if self.end is None:
-            await self._woken.wait()
+            await self.woken.wait()
         assert self.end is not None
         await self.end()
-
-    def wake(self) -> None:
-        self._woken.set()
 
 
 @pytest.fixture
@@ -72,14 +63,14 @@ async def fail_by_cancellation() -> None:
 async def test_a_task_that_ends_starts_again(supervisor: Supervisor, end: Callable[[], Awaitable[object]]) -> None:
     task = Task()
     supervisor.supervise("leases", task.run)
-    await wait_until(lambda: task.num_starts)
+    await until(lambda: task.num_starts)
     assert supervisor.failures == {"leases": 0}
     task.end = end
     with capture_logs() as logs:
-        task.wake()
-        await wait_until(lambda: supervisor.failures["leases"])
+        task.woken.set()
+        await until(lambda: supervisor.failures["leases"])
         task.end = None
-        await wait_until(lambda: task.num_starts == 2)
+        await until(lambda: task.num_starts == 2)
     (log,) = logs
     assert (log["event"], log["task"], log["log_level"]) == ("background task ended", "leases", "error")
     if isinstance(log["exc_info"], Exception):
@@ -100,18 +91,18 @@ async def test_health_shows_what_fails_again_and_again(
 
     bad.end = fail
     for number in range(1, NUM_FAILURES):
-        await wait_until(lambda number=number: supervisor.failures["bad"] == number)  # type: ignore[misc]
+        await until(lambda number=number: supervisor.failures["bad"] == number)  # type: ignore[misc]
         assert is_serving(BACKGROUND)
-    await wait_until(lambda: supervisor.failures["bad"] == NUM_FAILURES)
+    await until(lambda: supervisor.failures["bad"] == NUM_FAILURES)
     assert not is_serving(BACKGROUND)
     assert all(map(is_serving, (OVERALL, LIVENESS, "kiln.Service")))
     bad.end = None
-    await wait_until(lambda: is_serving(BACKGROUND))
+    await until(lambda: is_serving(BACKGROUND))
     # It has been well in between.
     bad.end = fail
     num_failures = supervisor.failures["bad"]
-    bad.wake()
-    await wait_until(lambda: supervisor.failures["bad"] == num_failures + 1)
+    bad.woken.set()
+    await until(lambda: supervisor.failures["bad"] == num_failures + 1)
     assert is_serving(BACKGROUND)
     assert good.num_starts == 1
 
@@ -138,7 +129,7 @@ async def test_delays_grow_until_a_task_is_well(supervisor: Supervisor, monkeypa
     await real_sleep(0.3)
     del delays_s[:]
     task.end = fail
-    task.wake()
+    task.woken.set()
     while not delays_s:
         await real_sleep(0.005)
     assert delays_s[0] <= 0.01
@@ -174,7 +165,7 @@ async def test_errors_that_no_one_awaits_are_counted(supervisor: Supervisor) -> 
     with capture_logs() as logs:
         loop.call_soon(look)
         begin_task(fail(), tasks)
-        await wait_until(lambda: supervisor.failures.total() == 2)
+        await until(lambda: supervisor.failures.total() == 2)
     name = "test_errors_that_no_one_awaits_are_counted.<locals>.look"
     assert supervisor.failures == {name: 1, "fail": 1}
     assert {log["task"]: type(log["exc_info"]) for log in logs} == {name: ZeroDivisionError, "fail": ZeroDivisionError}

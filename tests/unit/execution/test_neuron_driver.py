@@ -37,18 +37,18 @@ def test_devices_and_version(tmp_path: Path, count: int, version: str | None, su
     assert len(found.details["devices"]) == count  # type: ignore[arg-type]
 
 
-def test_neither_devices_nor_module(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has_module", "summary", "advice"),
+    [
+        (False, "", "modprobe neuron"),
+        (True, "the kernel module neuron is loaded, but", "--device=/dev/neuron0"),
+    ],
+)
+def test_a_host_without_devices(tmp_path: Path, has_module: bool, summary: str, advice: str) -> None:
+    if has_module:
+        add_module(tmp_path, "2.29.0.0")
     found = inspect_driver(tmp_path)
-    assert not found.ok
-    assert "modprobe neuron" in found.advice
-
-
-def test_a_module_without_devices(tmp_path: Path) -> None:
-    add_module(tmp_path, "2.29.0.0")
-    found = inspect_driver(tmp_path)
-    assert not found.ok
-    assert found.summary.startswith("the kernel module neuron is loaded, but")
-    assert "--device=/dev/neuron0" in found.advice
+    assert (found.ok, found.summary.startswith(summary), advice in found.advice) == (False, True, True)
 
 
 def test_devices_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

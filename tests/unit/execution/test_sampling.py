@@ -76,13 +76,6 @@ def test_global_candidates_cut_a_wider_nucleus_off() -> None:
     assert ((cut > 0).sum(-1) == 10).all()
 
 
-def test_top_p_keeps_the_crossing_token() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    for top_p, kept in ((0.4, 1), (0.6, 2), (0.85, 3), (0.99, 4)):
-        _, weights = candidates(logits, torch.tensor([[0.0, top_p, 1.0]]), 0)
-        assert (weights > 0).sum() == kept
-
-
 def test_rand_inverts_the_cumulative_distribution() -> None:
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
     params = torch.tensor([[0.0, 1.0, 1.0]])
@@ -258,3 +251,20 @@ def test_log_probabilities_of_a_marked_row_harm_no_other() -> None:
     expected = pick_logprobs(logits, torch.tensor([3, 4], dtype=torch.int32), 2)[0][0]
     logits[1] = NAN
     assert pick_logprobs(logits, torch.tensor([3, INVALID_ROW], dtype=torch.int32), 2)[0][0] == expected
+
+
+def test_logprobs_are_those_of_the_whole_distribution() -> None:
+    logits = torch.randn(4, 31) * 5
+    tokens = torch.tensor([3, 0, 30, 7], dtype=torch.int32)
+    picked, top_ids, top = pick_logprobs(logits, tokens, 5)
+    expected = torch.log(torch.softmax(logits.double(), -1))
+    torch.testing.assert_close(picked.double(), expected[range(4), tokens.long()], rtol=0, atol=1e-5)
+    assert torch.equal(top_ids, logits.argsort(descending=True, dim=-1)[:, :5])
+    torch.testing.assert_close(top.double(), expected.gather(1, top_ids), rtol=0, atol=1e-5)
+
+
+def test_half_precision_logits_are_widened_first() -> None:
+    logits = torch.randn(2, 1000).bfloat16()
+    picked, _, _ = pick_logprobs(logits, torch.tensor([1, 2], dtype=torch.int32), 0)
+    assert picked.dtype == torch.float32
+    torch.testing.assert_close(picked, logits.float().log_softmax(-1)[range(2), [1, 2]])

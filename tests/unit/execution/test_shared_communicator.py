@@ -122,16 +122,14 @@ def test_the_operators_go_through_the_threads_communicator() -> None:
         assert torch.equal(result, torch.cat([torch.arange(6.0).view(2, 3).t() * 3] * 2, -1))
 
 
-def test_operators_without_their_ranks() -> None:
+def test_operators_without_their_ranks(memory: CollectiveMemory) -> None:
     with pytest.raises(CollectiveError, match="a collective of 2 ranks in a thread that uses no communicator"):
         torch.ops.kiln.all_reduce(torch.ones(1), 2)
-    memory = CollectiveMemory(2)
     with (
         use_communicator(SharedCommunicator(memory.fd, 0, 2)),
         pytest.raises(CollectiveError, match="a collective of 4 ranks among 2"),
     ):
         torch.ops.kiln.all_reduce(torch.ones(1), 4)
-    memory.close()
 
 
 @pytest.mark.parametrize("operator", [torch.ops.kiln.all_reduce, torch.ops.kiln.all_gather], ids=str)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from execution.errors import RankHung
+from execution.forkserver.worker import CallUnderWay
 from execution.ranks.control import Call, RunStep, StageWeights, ZeroState
-from execution.ranks.handle import CallUnderWay
 from execution.ranks.watchdog import BUSY_FACTOR, HURRY_DIVISOR, STEP_FACTOR, RankWatchdog
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch, is_stopped, read_cpu_s
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 
 STEP = RunStep(tag="t", memory_set=0, depends_on_previous=False, top_logprobs=None, return_logits=False)
 TIMEOUT_S = 30.0
@@ -71,9 +71,7 @@ async def test_a_watch_looks_until_it_is_stopped() -> None:
             watch.stop()
 
     watch = Watch(0.001, look)
-    async with asyncio.timeout(HANG_S):
-        while len(looks) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: len(looks) >= 3)
     await asyncio.sleep(0.02)
     assert len(looks) == 3
 

@@ -36,11 +36,8 @@ def read_resident_bytes(state: RankState) -> int:
     pages = set()
     with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
         for tensor in state.tensors.values():
-            first, end = (
-                tensor.data_ptr() // mmap.PAGESIZE,
-                (tensor.data_ptr() + tensor.nbytes - 1) // mmap.PAGESIZE + 1,
-            )
-            entries = array("Q", os.pread(file.fileno(), 8 * (end - first), 8 * first))
+            first, last = (at // mmap.PAGESIZE for at in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes - 1))
+            entries = array("Q", os.pread(file.fileno(), 8 * (last + 1 - first), 8 * first))
             # The highest bits say that a page is in memory, or in the swap.
             pages |= {page for page, entry in enumerate(entries, first) if entry >> 62}
     return len(pages) * mmap.PAGESIZE

@@ -13,15 +13,8 @@ FLAGS = ("tokens", COMPUTED_CONTEXT, LIVE_ROWS)
 
 def make_blocks() -> Manifest:
     """8 blocks of 4 positions; sequences of up to 16 tokens; prompts of 8."""
-    return make_manifest(
-        flags=FLAGS,
-        num_slots=3,
-        ctx_batch_size=2,
-        num_blocks=8,
-        block_tokens=4,
-        prompt_buckets=(8,),
-        token_buckets=(16,),
-    )
+    buckets = {"prompt_buckets": (8,), "token_buckets": (16,)}
+    return make_manifest(flags=FLAGS, num_slots=3, ctx_batch_size=2, num_blocks=8, block_tokens=4, **buckets)
 
 
 def test_a_chunk_is_written_to_the_blocks_of_its_positions() -> None:

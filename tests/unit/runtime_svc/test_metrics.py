@@ -1,4 +1,4 @@
-"""Metrics of a KV cache in blocks, which no engine has yet."""
+"""Metrics of a KV cache in blocks."""
 
 from __future__ import annotations
 

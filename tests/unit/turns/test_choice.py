@@ -69,13 +69,13 @@ def test_without_results_each_file_is_first_in_time_where_all_changed() -> None:
         ("tests/service/compiler_svc/lower/test_linear.py", "tests/service/compiler_svc/lower/test_linear.py"),
         ("tests/system/kills/runtime_matrix.py", "tests/system/kills/test_runtime_kills.py"),
         ("compiler_svc/lower/neuron/limits.py", "tests/service/compiler_svc/lower/test_linear.py"),
-        ("bundle/tags.py", "tests/system/kills/test_compiler_kills.py"),
+        ("bundle/store/tags.py", "tests/system/kills/test_compiler_kills.py"),
         ("clients/python/kiln_client/cli/run.py", "tests/system/clients/test_run.py"),
         ("docker-compose.yml", "tests/system/deploy/test_images.py"),
     ],
 )
 def test_changes_touch_the_tests_of_their_room(changed: str, touched: str) -> None:
-    assert find_touched([touched, "tests/system/test_quarantine.py"], [changed]) == {touched}
+    assert find_touched([touched, "tests/system/test_deployments.py"], [changed]) == {touched}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_changes_touch_the_tests_of_their_room(changed: str, touched: str) -> No
         "tests/service/compiler_svc/lower/test_aoti.py",
         "tests/service/compiler_svc/lower/neuron/test_limits.py",
         "compiler_svc/lower_case.py",
-        "bundle/tags.py",
+        "bundle/store/tags.py",
         "docs/models.md",
     ],
 )

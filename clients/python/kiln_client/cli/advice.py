@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kiln_client.errors import KilnError
-
 _MAKE: Final = "`kiln token` makes one from the key of a home"
 _UNLOAD: Final = "`kiln status` shows what is loaded, `kiln unload ID` frees what one holds"
 _GIVE: Final = "--token-file, KILN_TOKEN or KILN_TOKEN_FILE"
@@ -26,6 +24,6 @@ _ADVICE: Final = {
 }
 
 
-def find_advice(error: KilnError) -> str | None:
+def advise(reason: str) -> str | None:
     """Returns one line that says what to do about an error; None if its message says enough."""
-    return _ADVICE.get(error.reason)
+    return _ADVICE.get(reason)

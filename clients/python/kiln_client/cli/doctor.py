@@ -86,10 +86,7 @@ async def doctor_command(session: Session, *, target: str, names: tuple[str, ...
 
 
 class _Progress:
-    """Shows the check that runs, and each one that has ended. Open it on a running event loop.
-
-    On a terminal the check that runs stands in the last line; elsewhere, a line says from time to time that it goes on.
-    """
+    """Shows the check that runs, and each one that has ended. Open it on a running event loop."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -100,7 +97,6 @@ class _Progress:
         self._heartbeat: asyncio.Task[None] | None = None
 
     def begin(self, check: Check) -> None:
-        """Shows that a check begins."""
         self._check, self._text, self._begun_s = check.name, "", time.monotonic()
         self._output.event("started", {"check": check.name, "limit_seconds": check.limit_s})
         self._refresh()
@@ -108,14 +104,12 @@ class _Progress:
             self._status.start()
 
     def show(self, text: str) -> None:
-        """Shows what the check does now."""
         if text != self._text:
             self._text = text
             self._output.event("progress", {"check": self._check, "message": text})
             self._refresh()
 
     def end(self, outcome: Outcome) -> None:
-        """Shows what a check has found."""
         self._check = ""
         # While it is shown, it takes standard output, too.
         if self._status is not None:

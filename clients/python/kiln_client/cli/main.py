@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Sequence
 
 import click
+import google.protobuf
+import grpc
+from rich.text import Text
 
-from kiln_client.cli.bundles import bundles_group
-from kiln_client.cli.compile import compile_command, shard_weights_command
-from kiln_client.cli.config import config_group
-from kiln_client.cli.deployments import (
+from kiln_client.cli.bundle.bundles import bundles_group
+from kiln_client.cli.bundle.config import config_group
+from kiln_client.cli.compile.compile import compile_command, shard_weights_command
+from kiln_client.cli.compile.operations import operations_group
+from kiln_client.cli.compile.plan import plan_command
+from kiln_client.cli.deployment.deployments import (
     load_command,
     load_weights_command,
     reset_kv_command,
@@ -18,20 +24,19 @@ from kiln_client.cli.deployments import (
     status_command,
     unload_command,
 )
+from kiln_client.cli.deployment.generate import generate_command, tokenize_command
 from kiln_client.cli.doctor import doctor_command
-from kiln_client.cli.generate import generate_command, tokenize_command
-from kiln_client.cli.operations import operations_group
+from kiln_client.cli.errors import errors_command
+from kiln_client.cli.local.pull import pull_command
+from kiln_client.cli.local.run import run_command
+from kiln_client.cli.local.serve import serve_command
+from kiln_client.cli.local.services import down_command, logs_command, ps_command
+from kiln_client.cli.local.token import token_command
+from kiln_client.cli.local.up import up_command
 from kiln_client.cli.output import Output
-from kiln_client.cli.plan import plan_command
-from kiln_client.cli.pull import pull_command
-from kiln_client.cli.run import run_command
-from kiln_client.cli.serve import serve_command
-from kiln_client.cli.services import down_command, logs_command, ps_command
-from kiln_client.cli.session import Terminated, shared_options
-from kiln_client.cli.token import token_command
-from kiln_client.cli.up import up_command
-from kiln_client.cli.version import version_command
+from kiln_client.cli.session import Session, Terminated, local_command, shared_options
 from kiln_client.errors import Cancelled, FailedPrecondition, FieldViolation, Internal, InvalidArgument, KilnError
+from kiln_client.version import __version__
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 """Exit codes: the command failed; the command line is wrong; Ctrl-C, or SIGTERM, ended the command."""
@@ -51,6 +56,19 @@ def kiln() -> None:
     kiln load tiny --deployment demo                      load it
     kiln generate --deployment demo --prompt "Once"       use it
     """
+
+
+@click.command("version")
+@local_command
+async def version_command(session: Session) -> None:
+    """Show the version of this client."""
+    versions = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "grpc": grpc.__version__,
+        "protobuf": google.protobuf.__version__,
+    }
+    session.output.result(versions, Text(f"kiln {__version__}"))
 
 
 for _command in (
@@ -77,6 +95,7 @@ for _command in (
     reset_kv_command,
     tokenize_command,
     operations_group,
+    errors_command,
     version_command,
 ):
     kiln.add_command(_command)

@@ -14,7 +14,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from kiln_client.cli.advice import find_advice
+from kiln_client.cli.advice import advise
 from kiln_client.cli.records import Record, record_from_error
 from kiln_client.errors import KilnError
 
@@ -22,12 +22,7 @@ _WIDE = 10_000  # columns of an output other than a terminal, so that tables are
 
 
 class Output:
-    """The output of one command.
-
-    Attributes:
-        as_json: Whether the output is for a program.
-        remarks: Console on standard error, for progress and remarks to a person.
-    """
+    """The output of one command. `remarks` is on standard error, for progress and remarks to a person."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -82,7 +77,7 @@ class Output:
             lines.append(indent(f"\n{violation.description}", "    " if violation.field else "  "))
         if error.retry_after_s is not None:
             lines.append(f"\n  try again in {error.retry_after_s:g} s")
-        if advice := find_advice(error):
+        if advice := advise(error.reason):
             lines.append(f"\n  {advice}")
         self.remarks.print(lines, soft_wrap=True)
 

@@ -10,10 +10,9 @@ from typing import IO, Any, BinaryIO, ClassVar
 import click
 from google.protobuf.descriptor import EnumDescriptor
 
-from kiln_client.documents import Document, parse_document
+from kiln_client.documents import Document, apply_overrides, parse_document, parse_override
 from kiln_client.enums import enum_names
 from kiln_client.errors import DocumentInvalid
-from kiln_client.overrides import apply_overrides, parse_override
 
 SECONDS = click.FloatRange(min=0, min_open=True)
 OVERRIDE = click.option(
@@ -22,6 +21,12 @@ OVERRIDE = click.option(
     multiple=True,
     metavar="PATH=VALUE",
     help="Replace a value of the configuration, such as neuron_config.seq_len=256; may be repeated.",
+)
+QUANTIZE = click.option(
+    "--quantize",
+    type=click.Choice(["int8", "f8e4m3", "f8e5m2", "int4"]),
+    help="Keep the matrices of linear layers in a byte for each weight, with a scale for each output; int4: in half a "
+    "byte, with two scales for each group of inputs.",
 )
 _MAX_DURATION_DIGITS = 6  # a protobuf duration holds ten thousand years, which a million days are not
 
@@ -129,25 +134,19 @@ def server_path(path: str) -> str:
     return str(here.absolute()) if here.exists() else path
 
 
-def read_configuration(file: BinaryIO, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads the configuration that the command line names and applies the overrides of `--override`.
-
-    Raises:
-        DocumentInvalid: The file is no text, neither YAML nor JSON, or a list.
-        OverrideInvalid: An override is malformed, or its path leads nowhere.
-    """
-    document = read_document(file, reason="CONFIG_INVALID", field="config", infinities=True)
+def read_configuration(file: BinaryIO | None, overrides: Sequence[str], quantize: str | None) -> dict[str, Any]:
+    """Reads the configuration that the command line names, if it does, and applies `--quantize` and `--override`."""
+    document = {} if file is None else read_document(file, reason="CONFIG_INVALID", field="config", infinities=True)
     if not isinstance(document, dict):
-        raise DocumentInvalid(file.name, "it holds a list", reason="CONFIG_INVALID", field="config")
+        raise DocumentInvalid(getattr(file, "name", "-"), "it holds a list", reason="CONFIG_INVALID", field="config")
+    if quantize is not None:
+        said = {"quantized": "true", "quantization_dtype": quantize, "quantization_type": "per_channel_symmetric"}
+        overrides = [*(f"neuron_config.{name}={value}" for name, value in said.items()), *overrides]
     return apply_overrides(document, [parse_override(text) for text in overrides])
 
 
 def read_document(file: BinaryIO, *, reason: str, field: str, infinities: bool = False) -> Document:
-    """Reads the YAML or JSON file that the command line names; `-` is standard input.
-
-    Raises:
-        DocumentInvalid: The file is no text, or neither YAML nor JSON.
-    """
+    """Reads the YAML or JSON file that the command line names; `-` is standard input."""
     source = getattr(file, "name", "-")
     try:
         text = file.read().decode("utf-8-sig")

@@ -7,10 +7,11 @@ On a terminal it is a bar, elsewhere a line per step and, while a step takes lon
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from google.protobuf.message import Message
 from kiln.bundle.v1.bundle_pb2 import ImportProgress
@@ -41,12 +42,9 @@ class ProgressState:
     """The progress of one compile, load or import.
 
     Attributes:
-        stage: Name of the present stage.
-        done: Units done.
         total: Units in total; 0 if unknown.
         count: `done` and `total` as text for a person; empty if there are no units.
         step: Text that changes when a log should get a new line: often enough to follow, seldom enough to read.
-        remark: One line for a person.
         eta_s: Estimated seconds to the end of the stage; None while unknown.
     """
 
@@ -89,11 +87,7 @@ def _bytes_state(stage: str, done: int, total: int, remark: str) -> ProgressStat
 
 
 class Countdown:
-    """An estimate of the time to an end, which runs down between two estimates.
-
-    Attributes:
-        started_s: When the estimated work began, in seconds of a monotonic clock.
-    """
+    """An estimate of the time to an end, which runs down until the next. Times are seconds of a monotonic clock."""
 
     def __init__(self, started_s: float) -> None:
         self.started_s = started_s
@@ -129,7 +123,6 @@ class _CountdownBar(BarColumn):
     """A bar that moves with the time if that is estimated, and otherwise with what is done."""
 
     def render(self, task: Task) -> ProgressBar:
-        """Draws the bar."""
         bar = super().render(task)
         share = task.fields["countdown"].share(task.get_time())
         if share is not None and task.total:
@@ -138,10 +131,7 @@ class _CountdownBar(BarColumn):
 
 
 class _CountdownText(ProgressColumn):
-    """The time that is left."""
-
     def render(self, task: Task) -> Text:
-        """Draws the text."""
         return Text(task.fields["countdown"].text(task.get_time()), style="dim")
 
 
@@ -173,6 +163,17 @@ class ProgressView:
     def imported(self, progress: ImportProgress) -> None:
         """Shows the next state of an import."""
         self._show(progress, import_state(progress))
+
+    def configured(self, document: Mapping[str, Any], derived: Mapping[str, object]) -> None:
+        """Shows a configuration, to a person the values that no person gave: `derived`, by attribute."""
+        self._output.event("configured", {"config": dict(document)})
+        values = ", ".join(f"{name} {_value_text(value)}" for name, value in derived.items())
+        self._output.remark(f"configuration: {values}" if values else "configuration: as given")
+
+    def unloaded(self, deployment_id: str) -> None:
+        """Says what made room for a load."""
+        self._output.event("unloaded", {"deployment_id": deployment_id})
+        self._output.remark(f"unloaded {deployment_id}, which was idle, to make room")
 
     def lost(self, error: Unavailable) -> None:
         """Shows that the connection was lost and will be opened again."""
@@ -242,3 +243,15 @@ class ProgressView:
             self._bar.stop()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+
+
+def _value_text(value: object) -> str:
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case list():
+            return "/".join(map(str, value))
+        case dict():
+            return " ".join(f"{name} {_value_text(one)}" for name, one in value.items())
+        case _:
+            return str(value)

@@ -24,8 +24,7 @@ from google.rpc.status_pb2 import Status
 
 from kiln_client.completion import Completion
 from kiln_client.enums import enum_name
-from kiln_client.errors import KilnError
-from kiln_client.status import error_from_status
+from kiln_client.errors import KilnError, error_from_status
 
 Record: TypeAlias = dict[str, Any]
 

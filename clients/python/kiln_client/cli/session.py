@@ -6,15 +6,14 @@ import asyncio
 import functools
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
 from kiln_client.bundles import AsyncBundles
-from kiln_client.cli.option_rows import Decorator, add_options
 from kiln_client.cli.output import Output
 from kiln_client.compiler import AsyncCompiler
 from kiln_client.endpoint import DEFAULT_ADDRESSES, TlsOptions
@@ -23,6 +22,8 @@ from kiln_client.runtime import AsyncRuntime
 from kiln_client.service_client import ServiceClient
 
 ClientT = TypeVar("ClientT", bound=ServiceClient)
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _META = "kiln_client."
 
@@ -36,12 +37,9 @@ class Terminated(Cancelled):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One run of one command.
+    """One run of one command. Addresses are `host:port`; None takes the environment's or the default.
 
     Attributes:
-        output: The command's output.
-        compiler_address: `host:port` of the compiler service; None takes the environment or the default.
-        runtime_address: `host:port` of the runtime service; None takes the environment or the default.
         tls: Options of TLS; None connects in plaintext.
         token_path: File of the token for every call; None takes the environment's, or that of a home.
         may_expose_token: Whether a token may leave this host without TLS.
@@ -83,7 +81,6 @@ class _ConnectionOption(click.Option):
     """
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Returns the option's names and help."""
         if ctx.parent is None:
             return super().get_help_record(ctx)
         names = "--compiler, --tls…, --token…"
@@ -130,6 +127,15 @@ _CONNECTION = (
 )
 
 
+def add_options(options: Sequence[Decorator]) -> Decorator:
+    """Makes a decorator that adds options to a command, which its help shows in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+    return decorate
+
+
 def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that may come before or after a command's name."""
     return add_options(_CONNECTION)(function)
@@ -158,9 +164,6 @@ async def _run_until_terminated(command: Coroutine[Any, Any, None]) -> None:
     """Runs a command. SIGTERM cancels it, as asyncio lets Ctrl-C do, so that it can cancel what it has started.
 
     A command that stops services replaces this reaction by its own.
-
-    Raises:
-        Terminated: SIGTERM has ended the command.
     """
     task, is_terminated = asyncio.current_task(), False
     assert task is not None

@@ -29,11 +29,7 @@ _DEVICES: Final = Service("devices", "execution.executors.neuron.inspection", "k
 class Examination:
     """What the checks of one run share.
 
-    Attributes:
-        target: Kind of hardware.
-        environment: Variables of the processes that look, besides those of this process.
-        trial: Services that compile and run.
-        host_root: Directory that stands for `/` where the driver's files are looked for.
+    `environment` is added to that of processes that look; `host_root` stands for `/` where they look for the driver.
     """
 
     target: str
@@ -51,10 +47,8 @@ class Check:
     """One check.
 
     Attributes:
-        name: Its name, for people and `--check`.
         needs: Names of the checks without which it cannot succeed.
         limit_s: Seconds after which it has failed.
-        run: What it does.
         has_logs: Whether services write logs while it runs.
     """
 
@@ -132,11 +126,7 @@ async def examine(
 ) -> AsyncIterator[Outcome]:
     """Runs checks one after the other, and yields each when it has ended.
 
-    Args:
-        examination: What they share.
-        checks: In their order, each behind those that it needs.
-        on_start: Called when a check begins to run.
-        on_progress: Called with what it does now.
+    `on_start` is called when a check begins to run, `on_progress` with what it does now.
     """
     findings: dict[str, Finding] = {}
     for check in checks:

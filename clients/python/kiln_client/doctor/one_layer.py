@@ -105,11 +105,7 @@ def write_checkpoint(directory: Path) -> None:
 
 
 def find_deviation(logits: Sequence[Sequence[float]]) -> float:
-    """Largest difference from `GOLDEN`, as a share of its largest number; infinite if shapes differ or a NaN is there.
-
-    Args:
-        logits: As in `GOLDEN`.
-    """
+    """Largest difference from `GOLDEN`, as a share of its largest number; infinite if shapes differ or one is NaN."""
     if [len(row) for row in logits] != [len(row) for row in GOLDEN]:
         return float("inf")
     pairs = [pair for row, golden in zip(logits, GOLDEN, strict=True) for pair in zip(row, golden, strict=True)]

@@ -43,14 +43,7 @@ async def run_probe(
 ) -> Finding:
     """Runs `python -m MODULE WORDS` until it has printed its finding. If the caller cancels this, kills the process.
 
-    Args:
-        service: The module, and the distribution that has it.
-        words: Its arguments.
-        on_progress: Called with each line of progress.
-        environment: Variables besides those that it inherits.
-
-    Raises:
-        ServiceNotInstalled: The distribution is not installed.
+    `on_progress` is called with each line of progress. The process inherits variables, and gets `environment` besides.
     """
     service.require_installed()
     python = [sys.executable, "-m", service.module, *words]

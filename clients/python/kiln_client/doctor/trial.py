@@ -46,19 +46,13 @@ _CHECKS_BY_REASON: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class OneLayerTrial:
-    """The two checks that need services. They start when a check needs them, and end with this.
-
-    Attributes:
-        directory: Holds all that the services write.
-    """
+    """The two checks that need services. They start when a check needs them, and end with this."""
 
     def __init__(self, directory: Path, target: str, neuron_python: str | None) -> None:
         """Starts nothing yet.
 
-        Args:
-            directory: Empty; takes all that the services write.
-            target: Kind of hardware.
-            neuron_python: Python with Neuron's packages; None takes the compiler's default.
+        `directory` is empty, and takes all that the services write. `neuron_python` is a Python with Neuron's packages;
+        None takes the compiler's default.
         """
         self.directory = directory
         self._target = target
@@ -131,7 +125,6 @@ class OneLayerTrial:
         return reachable_address(await process.ready(_READY_S, None))
 
     def _place(self, folders: Mapping[str, str]) -> list[str]:
-        """Makes options of folders, by option."""
         return [word for option, name in folders.items() for word in (option, str(self.directory / name))]
 
     def _log_path(self, service: str) -> Path:
@@ -146,12 +139,7 @@ class OneLayerTrial:
 
 
 def compare(logits: Sequence[Sequence[float]], target: str) -> Finding:
-    """Compares logits with the golden ones.
-
-    Args:
-        logits: float32 [tokens, vocabulary].
-        target: Kind of hardware that has computed them.
-    """
+    """Compares logits, float32 [tokens, vocabulary], that the target has computed with the golden ones."""
     deviation = find_deviation(logits)
     tolerance = TOLERANCE if target == CPU else DEVICE_TOLERANCE
     is_close = deviation <= tolerance

@@ -10,9 +10,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from kiln_client.errors import HomeInUse, KilnError
-from kiln_client.stack.local_stack import LOCKED_OUT, local_config
-from kiln_client.stack.stack import StackAddresses, run_stack
+from kiln_client.errors import KilnError
+from kiln_client.stack.stack import LOCKED_OUT, StackAddresses, StackConfig, run_stack
 
 
 def main() -> int:
@@ -22,10 +21,11 @@ def main() -> int:
     parser.add_argument("--model-root", default=[], type=Path, action="append")
     options = parser.parse_args()
     try:
-        asyncio.run(run_stack(local_config(options.home, tuple(options.model_root), is_detached=True), _report))
+        config = StackConfig.for_one_person(options.home, model_roots=tuple(options.model_root), is_detached=True)
+        asyncio.run(run_stack(config, _report))
     except KilnError as error:
         print(error, file=sys.stderr)  # noqa: T201 - standard error is the log of this process
-        return LOCKED_OUT if isinstance(error, HomeInUse) else 1
+        return LOCKED_OUT if error.reason == "HOME_IN_USE" else 1
     return 0
 
 

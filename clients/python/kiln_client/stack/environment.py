@@ -1,7 +1,7 @@
 """What the processes that this client starts inherit of its environment: one row for each kind of process.
 
-`bundle/environment.py` says the same of the processes that services start. This distribution may be installed alone, so
-the names that both tables give to every process stand here, too.
+`bundle/host/environment.py` says the same of the processes that services start. This distribution may be installed
+alone, so the names that both tables give to every process stand here, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["compiler", "service", "issuer", "gateway"]
 
-#: The row `any` of `bundle/environment.py`, which has the reasons.
+#: The row `any` of `bundle/host/environment.py`, which has the reasons.
 ANY: Final = (
     *("PATH", "HOME", "TMPDIR"),
     *("USER", "LOGNAME"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from kiln_client.endpoint import is_loopback
-from kiln_client.errors import FieldViolation, GatewayNotInstalled, InvalidArgument, PlaintextRefused, ServiceNotReady
+from kiln_client.errors import FailedPrecondition, InvalidArgument
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 GATEWAY: Final = Service(
@@ -42,7 +42,6 @@ class GatewayConfig:
     Attributes:
         host: Address of an interface, or a name; an IPv6 address has no brackets.
         port: TCP port; 0 takes a free one.
-        log_path: File that gets the gateway's output.
         ready_timeout_s: Seconds in which it must serve the model.
         stop_timeout_s: Seconds in which it must end before it is killed; running requests may end in them.
     """
@@ -57,38 +56,33 @@ class GatewayConfig:
     def parse(
         cls, address: str, *, allow_insecure: bool, log_path: Path, ready_timeout_s: float, stop_timeout_s: float
     ) -> GatewayConfig:
-        """Reads an address.
+        """Reads an address, `host:port` or `[ipv6]:port`.
 
-        Args:
-            address: `host:port`, or `[ipv6]:port`.
-            allow_insecure: Whether clients of other hosts may reach the gateway, which authenticates no client.
-            log_path: See the class, as for the others.
-            ready_timeout_s: See the class.
-            stop_timeout_s: See the class.
-
-        Raises:
-            InvalidArgument: Reason ADDRESS_INVALID: the text is not `host:port`.
-            PlaintextRefused: The address is not loopback, and `allow_insecure` is False.
+        Only if `allow_insecure`, clients of other hosts may reach the gateway, which authenticates no client.
         """
         host, _, port = address.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
         if not host or "/" in host or (":" in bare) != (bare != host) or not _is_port(port):
-            accepted = "HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
-            violation = FieldViolation("openai", f"got {address!r}; accepted: {accepted}", "ADDRESS_INVALID")
-            message = f"{address!r} is no address for the gateway"
-            raise InvalidArgument(message, reason="ADDRESS_INVALID", fields=(violation,))
+            raise InvalidArgument.about(
+                "openai",
+                f"got {address!r}; accepted: HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
+                f"{address!r} is no address for the gateway",
+                reason="ADDRESS_INVALID",
+            )
         if not allow_insecure and not is_loopback(bare):
-            raise PlaintextRefused("openai", address)
+            raise InvalidArgument.about(
+                "openai",
+                f"got {address!r}; accepted: a loopback address, or --allow-insecure",
+                f"{address} is beyond this host, and the gateway has neither TLS nor authentication: every client"
+                " that reaches it can use the model, and give it other runtimes",
+                reason="PLAINTEXT_REFUSED",
+                address=address,
+            )
         return cls(bare, int(port), log_path, ready_timeout_s, stop_timeout_s)
 
 
 class Gateway:
-    """A gateway that serves a model.
-
-    Attributes:
-        url: Where it listens, such as `http://127.0.0.1:8000`; the API of OpenAI is below `/v1`.
-        pid: Its process.
-    """
+    """A gateway that serves a model at `url`, such as `http://127.0.0.1:8000`; the API of OpenAI is below `/v1`."""
 
     def __init__(self, url: str, process: ServiceProcess) -> None:
         self.url = url
@@ -96,37 +90,24 @@ class Gateway:
         self._process = process
 
     async def failure(self) -> NoReturn:
-        """Waits until the gateway ends by itself, which is a failure.
-
-        Raises:
-            ServiceExited: The gateway has ended.
-        """
+        """Waits until the gateway ends by itself, which is a failure."""
         await self._process.failure()
 
 
 def require_gateway() -> None:
-    """Checks that SMG is installed.
-
-    Raises:
-        GatewayNotInstalled: It is not.
-    """
+    """Checks that SMG is installed."""
     if importlib.util.find_spec(GATEWAY.module) is None:
-        raise GatewayNotInstalled
+        raise FailedPrecondition(
+            'the APIs of OpenAI and Anthropic need the distribution smg: pip install "kiln-client[openai]"',
+            reason="GATEWAY_NOT_INSTALLED",
+        )
 
 
 @contextlib.asynccontextmanager
 async def running_gateway(config: GatewayConfig, runtime: str, model: str) -> AsyncIterator[Gateway]:
     """Runs a gateway in front of a runtime until the block ends, and gives it when it serves the model.
 
-    Args:
-        config: Where it listens.
-        runtime: `host:port` of the runtime, in plaintext.
-        model: Name under which clients ask for the model: the id of its deployment.
-
-    Raises:
-        InvalidArgument: Reason ADDRESS_INVALID: the host is no address of this machine.
-        ServiceNotReady: The gateway does not serve the model in time.
-        ServiceExited: The gateway has ended by itself.
+    `runtime` is `host:port` and serves in plaintext. Clients ask for `model`, the id of its deployment.
     """
     port = config.port or _free_port(config.host)
     bracketed = f"[{config.host}]" if ":" in config.host else config.host
@@ -137,7 +118,7 @@ async def running_gateway(config: GatewayConfig, runtime: str, model: str) -> As
             async with asyncio.timeout(config.ready_timeout_s):
                 await first_of(_until_served(url, model), process.failure())
         except TimeoutError:
-            raise ServiceNotReady(GATEWAY.name, config.ready_timeout_s, config.log_path) from None
+            raise GATEWAY.not_ready(config.ready_timeout_s, config.log_path) from None
         yield Gateway(url, process)
     finally:
         await process.stop(config.stop_timeout_s)
@@ -181,11 +162,7 @@ def _get(url: str) -> dict[str, list[dict[str, str]]]:
 
 
 def _free_port(host: str) -> int:
-    """Finds a free port: SMG takes no port 0. Another process may take it before SMG does, which then ends.
-
-    Raises:
-        InvalidArgument: Reason ADDRESS_INVALID: the host is no address of this machine.
-    """
+    """Finds a free port: SMG takes no port 0. Another process may take it before SMG does, which then ends."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         try:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from kiln_client.endpoint import TlsOptions, is_local
-from kiln_client.errors import HomeInUse
-from kiln_client.stack.errors import HomeNotPrivate
+from kiln_client.errors import FailedPrecondition
 
 HOME_VARIABLE: Final = "KILN_HOME"
 #: The home of `kiln up` if it gets none, in the directory where it is started.
@@ -37,12 +36,10 @@ class Connection(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class StackRecord:
-    """What a process that serves a home says about itself.
+    """What a process that serves a home says of itself. A `host:port` is where this host reaches a service.
 
     Attributes:
         pid: Process that stops the services when it gets SIGTERM.
-        compiler: `host:port` at which this host reaches the compiler.
-        runtime: `host:port` at which this host reaches the runtime.
         model_roots: Directories from which the compiler reads checkpoints, without links.
         is_detached: Whether `kiln run` started the services in the background.
         tls: Options with which this host's clients reach the services; None if they serve in plaintext.
@@ -75,11 +72,7 @@ class StackRecord:
 
 
 def make_home(home: Path) -> None:
-    """Makes a home that only its owner may enter, or takes one that exists from the others.
-
-    Raises:
-        HomeNotPrivate: It is another user's, and others may enter it.
-    """
+    """Makes a home that only its owner may enter, or takes one that exists from the others."""
     home.parent.mkdir(parents=True, exist_ok=True)
     home.mkdir(mode=stat.S_IRWXU, exist_ok=True)
     mode = stat.S_IMODE(home.stat().st_mode)
@@ -87,7 +80,12 @@ def make_home(home: Path) -> None:
         try:
             home.chmod(mode & ~_OF_OTHERS)
         except PermissionError:
-            raise HomeNotPrivate(home) from None
+            raise FailedPrecondition(
+                f"other users may enter {home}, which would hold keys and prompts, and this user may not change that:"
+                " choose another --home, or let its owner run `chmod go=` on it",
+                reason="HOME_NOT_PRIVATE",
+                metadata={"home": home},
+            ) from None
 
 
 def open_private(path: str, flags: int) -> int:
@@ -107,16 +105,16 @@ def default_home() -> Path:
 
 @contextlib.contextmanager
 def locked_home(home: Path) -> Iterator[None]:
-    """Makes this process the one that serves a home, until the block ends.
-
-    Raises:
-        HomeInUse: Another process serves it.
-    """
+    """Makes this process the one that serves a home, until the block ends."""
     with (home / "lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise HomeInUse(home) from None
+            raise FailedPrecondition(
+                f"another process serves {home}: end it with `kiln down --home {home}`, or choose another --home",
+                reason="HOME_IN_USE",
+                metadata={"home": home},
+            ) from None
         try:
             yield
         finally:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from kiln_client.errors import KilnError
-from kiln_client.stack.errors import TokenNotMade
+from kiln_client.errors import FailedPrecondition, KilnError
 from kiln_client.stack.service_process import Service
 
 ISSUER: Final = Service("token", "edge", "kiln-edge", kind="issuer")
@@ -78,14 +77,7 @@ def token_path(home: Path) -> Path:
 async def sign_token(home: Path, grant: Grant, out: Path | None = None) -> str:
     """Returns a token that a home's key has signed. Makes the key if the home has none.
 
-    Args:
-        home: The home.
-        grant: What the token says.
-        out: File to write the token to, for its owner only; the result is empty then.
-
-    Raises:
-        ServiceNotInstalled: The distribution that signs is missing.
-        TokenNotMade: The key cannot be read, or a file cannot be written.
+    `out` is a file to write the token to, for its owner only; the result is empty then.
     """
     ISSUER.require_installed()
     words = ["--subject", grant.subject, "--lifetime", str(round(grant.lifetime_s))]
@@ -107,16 +99,17 @@ async def sign_token(home: Path, grant: Grant, out: Path | None = None) -> str:
     printed, complaint = await process.communicate()
     if process.returncode:
         lines = complaint.decode(errors="replace").strip().splitlines()
-        raise TokenNotMade(home, lines[-1] if lines else f"exit code {process.returncode}")
+        detail = lines[-1] if lines else f"exit code {process.returncode}"
+        raise FailedPrecondition(
+            f"the key of {home} signs no token: {detail}",
+            reason="TOKEN_NOT_MADE",
+            metadata={"home": home, "detail": detail},
+        )
     return printed.decode().strip()
 
 
 async def renew_home_token(home: Path) -> None:
-    """Gives a home's own clients a new token.
-
-    Raises:
-        ServiceNotInstalled, TokenNotMade: See `sign_token`.
-    """
+    """Gives a home's own clients a new token."""
     await sign_token(home, HOME_GRANT, token_path(home))
 
 

@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kiln_client.endpoint import TlsOptions, open_channel
-from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady
+from kiln_client.errors import FailedPrecondition, Unavailable
 from kiln_client.stack import tether
 from kiln_client.stack.environment import Kind, inherit
 from kiln_client.stack.home import open_private
@@ -34,14 +34,9 @@ _LAST_WORDS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that can be started.
+    """A service that can be started, from a distribution to install if the module is missing.
 
-    Attributes:
-        name: Name for people.
-        module: Module that `python -m` runs.
-        distribution: Distribution to install if the module is missing.
-        kind: Says what it inherits of this process's environment.
-        variables: Variables besides those.
+    It inherits what `kind` says of this process's environment, and gets `variables` besides.
     """
 
     name: str
@@ -57,13 +52,22 @@ class Service:
         return {**inherit(self.kind), "PYTHONSAFEPATH": "1", **self.variables}
 
     def require_installed(self) -> None:
-        """Checks that the module can be found.
-
-        Raises:
-            ServiceNotInstalled: The module cannot be found.
-        """
+        """Checks that the module can be found."""
         if importlib.util.find_spec(self.module) is None:
-            raise ServiceNotInstalled(self.name, self.distribution)
+            distribution = self.distribution
+            raise FailedPrecondition(
+                f"the {self.name} service is not installed: install the distribution {distribution} beside kiln-client",
+                reason="SERVICE_NOT_INSTALLED",
+                metadata={"service": self.name, "distribution": distribution},
+            )
+
+    def not_ready(self, timeout_s: float, log_path: Path) -> Unavailable:
+        """Makes the error of a service that was not healthy in time."""
+        return Unavailable(
+            f"the {self.name} service was not ready after {timeout_s:g} s; its log is {log_path}",
+            reason="SERVICE_NOT_READY",
+            metadata={"service": self.name, "timeout_s": f"{timeout_s:g}", "log": log_path},
+        )
 
 
 class ServiceProcess:
@@ -104,31 +108,24 @@ class ServiceProcess:
         return self._process.pid
 
     async def ready(self, timeout_s: float, tls: TlsOptions | None) -> str:
-        """Waits until the service has announced its address and reports SERVING; returns the address.
-
-        Args:
-            timeout_s: Seconds to wait.
-            tls: Options of TLS for the health check; None checks in plaintext.
-
-        Raises:
-            ServiceExited: The service ended first.
-            ServiceNotReady: The service was not ready after `timeout_s`.
-        """
+        """Waits until the service has announced its address and reports SERVING; returns the address."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await first_of(self._become_ready(tls), self.failure())
         except TimeoutError:
-            raise ServiceNotReady(self._service.name, timeout_s, self._log_path) from None
+            raise self._service.not_ready(timeout_s, self._log_path) from None
 
     async def failure(self) -> NoReturn:
-        """Waits until the process ends by itself, which is a failure.
-
-        Raises:
-            ServiceExited: The process has ended; the error has the last lines of its log.
-        """
+        """Waits until the process ends by itself, which is a failure."""
         returncode = await self._process.wait()
         await self._last_words()
-        raise ServiceExited(self._service.name, returncode, self._log_path, _tail(self._log_path))
+        name, log_path = self._service.name, self._log_path
+        how = f"exited with code {returncode}" if returncode >= 0 else f"was killed by signal {-returncode}"
+        raise Unavailable(
+            f"the {name} service {how}; its log is {log_path}\n{read_tail(log_path)}".rstrip("\n"),
+            reason="SERVICE_EXITED",
+            metadata={"service": name, "returncode": returncode, "log": log_path},
+        )
 
     async def stop(self, grace_s: float) -> None:
         """Asks the service to end, kills it after `grace_s` seconds, then kills the rest of its process group."""
@@ -207,7 +204,8 @@ async def first_of(*coroutines: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tail(log_path: Path) -> str:
+def read_tail(log_path: Path) -> str:
+    """Reads the last lines of a log."""
     with log_path.open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
         lines = log.read().decode(errors="replace").splitlines()

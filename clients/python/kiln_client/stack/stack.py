@@ -7,17 +7,28 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from kiln_client.endpoint import TlsOptions, is_local
 from kiln_client.stack.home import StackRecord, announced, locked_home, make_home
 from kiln_client.stack.issuer import ISSUER, jwks_path, keep_home_token, renew_home_token, token_path
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
+COMPILER = Service("compiler", "compiler_svc", "kiln-compiler", kind="compiler")
+RUNTIME = Service("runtime", "runtime_svc", "kiln-runtime")
+
 #: Services of one host compile for its processor: their bundles do not travel unless a person says so.
 DEFAULT_ISA: Final = "native"
+READY_TIMEOUT_S: Final = 120
+STOP_TIMEOUT_S: Final = 45
+#: Exit code of services in the background if another process serves the home.
+LOCKED_OUT: Final = 3
+_FREE_PORT: Final = "127.0.0.1:0"
+
+#: The runtime counts cores and pins nothing to them: models that wait for requests take turns on the processors.
+_LEAST_CORES: Final = 16
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -26,12 +37,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class StackTls:
     """Files for TLS, in PEM. Both services use the same ones.
 
-    Attributes:
-        certificate_path: Certificate chain of both services. If clients need a certificate, the runtime presents it to
-            the compiler too, and `kiln up` presents it to both.
-        key_path: Private key of the certificate.
-        ca_path: Authorities that have signed the certificate.
-        client_ca_path: Authorities that must have signed clients' certificates; None requires no client certificates.
+    If clients need a certificate, the runtime presents this one to the compiler too, and `kiln up` presents it to both.
     """
 
     certificate_path: Path
@@ -46,57 +52,60 @@ class StackTls:
         return TlsOptions(self.ca_path, self.certificate_path, self.key_path)
 
 
-@dataclass(frozen=True, slots=True)
+def _option_of(service: Service, default: Any = None) -> Any:
+    """Makes a field that a service takes as its option of the same name; None leaves the value to the service."""
+    return field(default=default, metadata={"service": service})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """The configuration of both services for `kiln up`.
+    """The configuration of both services of one home.
 
     Attributes:
         home: Directory of all state; created if it is missing.
-        compiler_address: `host:port` to bind; port 0 takes a free one.
-        runtime_address: `host:port` to bind; port 0 takes a free one.
-        num_cores: Logical cores of the runtime; None takes the runtime's default, all cores of the host.
-        threads_per_core: Number of threads of each rank; None takes the runtime's default.
-        warm_threads: Threads of ranks for which the runtime loads what they need at its start; None loads nothing.
-        memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
-        deployments_path: File that declares the runtime's deployments; None leaves them to calls.
-        capture_path: Directory of captured inputs; None allows no captures.
         model_roots: Directories of checkpoints, besides `home`/models.
         import_roots: Directories of layouts from which bundles may be imported.
         tls: Files for TLS; None serves in plaintext.
-        ready_timeout_s: Seconds in which a service must become healthy.
-        stop_timeout_s: Seconds in which a service must end before it is killed.
-        engine_deployment: Deployment that the runtime's vLLM engine API speaks for; None for the only one that serves.
+        ready_timeout_s: Time in which a service must become healthy.
+        stop_timeout_s: Time in which a service must end before it is killed.
         allow_insecure: Whether the services may serve beyond loopback in plaintext and without authentication.
         require_auth: Whether the services ask for a token on loopback, too.
         is_detached: Whether the stack runs in the background, for `kiln run`.
-        default_isa: CPU instruction set of compiles that name none.
-        target: Hardware of this host, such as `trn2`; None takes the runtime's default.
-        logical_core_size: Physical cores of a logical core; None takes the runtime's default.
-        neuron_python: Python with Neuron's packages, for the compiler; None takes the compiler's default.
     """
 
     home: Path
-    compiler_address: str
-    runtime_address: str
-    num_cores: int | None
-    threads_per_core: int | None
-    memory: str | None
-    deployments_path: Path | None
-    capture_path: Path | None
-    model_roots: tuple[Path, ...]
-    import_roots: tuple[Path, ...]
-    tls: StackTls | None
-    ready_timeout_s: float
-    stop_timeout_s: float
-    engine_deployment: str | None = None
+    compiler_address: str = _FREE_PORT
+    runtime_address: str = _FREE_PORT
+    default_isa: str = _option_of(COMPILER, DEFAULT_ISA)
+    neuron_python: Path | None = _option_of(COMPILER)
+    model_roots: tuple[Path, ...] = ()
+    import_roots: tuple[Path, ...] = ()
+    cores: int | None = _option_of(RUNTIME)
+    target: str | None = _option_of(RUNTIME)
+    logical_core_size: int | None = _option_of(RUNTIME)
+    threads_per_core: int | None = _option_of(RUNTIME)
+    warm_threads: int | None = _option_of(RUNTIME)
+    memory: str | None = _option_of(RUNTIME)
+    deployments: Path | None = _option_of(RUNTIME)
+    capture_directory: Path | None = _option_of(RUNTIME)
+    engine_deployment: str | None = _option_of(RUNTIME)
+    tls: StackTls | None = None
+    ready_timeout_s: float = READY_TIMEOUT_S
+    stop_timeout_s: float = STOP_TIMEOUT_S
     allow_insecure: bool = False
     require_auth: bool = False
     is_detached: bool = False
-    default_isa: str = DEFAULT_ISA
-    target: str | None = None
-    logical_core_size: int | None = None
-    neuron_python: Path | None = None
-    warm_threads: int | None = None
+
+    @classmethod
+    def for_one_person(cls, home: Path, **given: Any) -> StackConfig:
+        """Makes the configuration of `kiln serve` and of what `kiln run` starts: models share the host's processors."""
+        return cls(
+            home=home,
+            cores=max(_LEAST_CORES, os.cpu_count() or 1),
+            # Models of one rank, which is most, get every processor that there is.
+            warm_threads=len(os.sched_getaffinity(0)),
+            **given,
+        )
 
     @property
     def store_path(self) -> Path:
@@ -123,10 +132,6 @@ class StackConfig:
         """Every directory of checkpoints."""
         return (self.models_path, *self.model_roots)
 
-    def with_engine_deployment(self, deployment_id: str) -> StackConfig:
-        """Returns this configuration with a runtime whose vLLM engine API speaks for one deployment."""
-        return replace(self, engine_deployment=deployment_id)
-
     def with_model_roots(self, model_roots: Iterable[Path]) -> StackConfig:
         """Returns this configuration with more model roots."""
         return replace(self, model_roots=(*self.model_roots, *model_roots))
@@ -145,10 +150,6 @@ class StackAddresses:
     runtime: str
 
 
-COMPILER = Service("compiler", "compiler_svc", "kiln-compiler", kind="compiler")
-RUNTIME = Service("runtime", "runtime_svc", "kiln-runtime")
-
-
 async def run_stack(
     config: StackConfig,
     on_ready: Callable[[StackAddresses], None],
@@ -156,18 +157,8 @@ async def run_stack(
 ) -> None:
     """Starts both services, reports them, and stops them on SIGTERM, SIGINT or SIGHUP.
 
-    Args:
-        config: The configuration of both services.
-        on_ready: Called when both are healthy.
-        work: Runs beside the services, after `on_ready`. The services go on when it ends; if it raises, they stop.
-
-    Raises:
-        ServiceNotInstalled: A service's module is missing, or what signs tokens.
-        HomeNotPrivate: Other users may enter the home directory, which belongs to one of them.
-        HomeInUse: Another process serves the home directory.
-        TokenNotMade: The key of the home cannot be read, or its token not be written.
-        ServiceNotReady: A service did not become healthy in time.
-        ServiceExited: A service has ended by itself. The other one has been stopped.
+    `on_ready` is called when both are healthy, then `work` runs beside the services. They go on when it ends; if it
+    raises, they stop.
     """
     for service in (COMPILER, RUNTIME, ISSUER):
         service.require_installed()
@@ -238,25 +229,13 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
         *("--cache", str(config.cache_path / COMPILER.name)),
-        *("--default-isa", config.default_isa),
-        *_option_words({"--neuron-python": config.neuron_python}),
+        *_own_options(config, COMPILER),
         *(word for root in config.all_model_roots for word in ("--model-root", str(root))),
         *(word for root in config.import_roots for word in ("--import-root", str(root))),
     ]
 
 
 def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
-    given = {
-        "--cores": config.num_cores,
-        "--target": config.target,
-        "--logical-core-size": config.logical_core_size,
-        "--threads-per-core": config.threads_per_core,
-        "--warm-threads": config.warm_threads,
-        "--memory": config.memory,
-        "--deployments": config.deployments_path,
-        "--capture-directory": config.capture_path,
-        "--engine-deployment": config.engine_deployment,
-    }
     return [
         *("--address", config.runtime_address),
         *("--log-file", str(config.logs_path / f"{RUNTIME.name}.log")),
@@ -268,7 +247,7 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         *("--bundle-store", str(config.store_path)),
         *("--cache", str(config.cache_path / RUNTIME.name)),
         *("--state", str(config.state_path)),
-        *_option_words(given),
+        *_own_options(config, RUNTIME),
     ]
 
 
@@ -301,8 +280,12 @@ def _compiler_tls_arguments(tls: StackTls | None) -> list[str]:
     )
 
 
+def _own_options(config: StackConfig, service: Service) -> list[str]:
+    own = (one.name for one in fields(config) if one.metadata.get("service") is service)
+    return _option_words({f"--{name.replace('_', '-')}": getattr(config, name) for name in own})
+
+
 def _option_words(options: Mapping[str, object]) -> list[str]:
-    """Makes the command-line words of the options that have a value."""
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +23,10 @@ from tests.neuron.host import nrt_library
 from tests.neuron.stand_in import make_environment
 from tests.neuron.standin import VERSIONS, make_interpreter
 from tests.repository import ROOT
-from tests.service.clients.conftest import Outcome
+from tests.service.clients.conftest import Kiln
 
 __all__ = ["nrt_library"]
 
-Kiln = Callable[..., Outcome]
 TAGS = ["context_encoding_8", "token_generation_32"]
 DRIVER = "2.29.0.0"
 
@@ -112,14 +110,13 @@ def test_every_check_is_ok(kiln: Kiln, host: Host) -> None:
     assert records["step"]["details"]["deviation"] < 1e-6
 
 
-class TestDriver:
-    def test_without_it(self, kiln: Kiln, host: Host) -> None:
-        shutil.rmtree(host.root)
-        records = examine(kiln, "--check", "cores", fails="driver")
-        assert records["driver"]["summary"].startswith("no device file /dev/neuron*")
-        assert "aws-neuronx-dkms=" in records["driver"]["advice"]
-        assert (records["cores"]["status"], records["cores"]["summary"]) == ("not_run", "needs driver")
-        assert records["library"]["status"] == "ok"
+def test_a_host_without_the_driver(kiln: Kiln, host: Host) -> None:
+    shutil.rmtree(host.root)
+    records = examine(kiln, "--check", "cores", fails="driver")
+    assert records["driver"]["summary"].startswith("no device file /dev/neuron*")
+    assert "aws-neuronx-dkms=" in records["driver"]["advice"]
+    assert (records["cores"]["status"], records["cores"]["summary"]) == ("not_run", "needs driver")
+    assert records["library"]["status"] == "ok"
 
 
 class TestLibrary:
@@ -129,6 +126,7 @@ class TestLibrary:
         assert "libnrt.so.1" in records["library"]["summary"]
         assert "aws-neuronx-runtime-lib=" in records["library"]["advice"]
 
+    @pytest.mark.slow
     def test_without_a_call(self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         library = host.root / "libnrt.so.1"
         subprocess.run(
@@ -143,34 +141,36 @@ class TestLibrary:
 
 
 class TestCores:
-    @staticmethod
-    def hold(core: int, stack: ExitStack) -> None:
-        """Takes a core as another process would."""
-        file = stack.enter_context((Path(os.environ["NEURON_STAND_IN_DIRECTORY"]) / f"core-{core}").open("w"))
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-    def test_one_that_another_process_has(self, kiln: Kiln, host: Host) -> None:
+    @pytest.mark.parametrize(
+        ("busy", "free", "fails", "text"),
+        [
+            ([0], [1], "", "2 logical cores of 2 physical each (LNC 2), 1 free"),
+            pytest.param([0, 1], [], "cores", "neuron-ls", marks=pytest.mark.slow),
+        ],
+    )
+    def test_those_that_other_processes_have(
+        self, kiln: Kiln, host: Host, *, busy: list[int], free: list[int], fails: str, text: str
+    ) -> None:
         with ExitStack() as stack:
-            self.hold(0, stack)
-            found = examine(kiln, "--check", "cores")["cores"]
-        assert (found["details"]["free"], found["details"]["busy"]) == ([1], [0])
-        assert found["summary"].startswith("2 logical cores of 2 physical each (LNC 2), 1 free")
-
-    def test_none_is_free(self, kiln: Kiln, host: Host) -> None:
-        with ExitStack() as stack:
-            self.hold(0, stack)
-            self.hold(1, stack)
-            found = examine(kiln, "--check", "cores", fails="cores")["cores"]
-        assert found["details"]["busy"] == [0, 1]
-        assert "neuron-ls" in found["advice"]
+            for core in busy:
+                path = Path(os.environ["NEURON_STAND_IN_DIRECTORY"]) / f"core-{core}"
+                fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+            found = examine(kiln, "--check", "cores", fails=fails)["cores"]
+        assert (found["details"]["free"], found["details"]["busy"]) == (free, busy)
+        assert text in f"{found['summary']} {found['advice']}"
 
     @pytest.mark.parametrize(
         ("cause", "summary", "advice"),
         [
             ("NEURON_STAND_IN_FAMILY=2", "target.kind: got trn2; accepted: trn1", "kiln doctor --target trn1"),
-            ("NEURON_STAND_IN_CORES=0", "libnrt sees no core", "neuron-ls"),
-            ("nrt_init 6", "core 0: the core cannot go on without a reset: nrt_init ended with NRT_HW_ERROR", "dmesg"),
-            ("nrt_get_total_vnc_count 1", "nrt_get_total_vnc_count failed: NRT_FAILURE", "neuron-ls"),
+            *(
+                pytest.param(*row, marks=pytest.mark.slow)
+                for row in (
+                    ("NEURON_STAND_IN_CORES=0", "libnrt sees no core", "neuron-ls"),
+                    ("nrt_init 6", "core 0: the core cannot go on without a reset: nrt_init ended with", "dmesg"),
+                    ("nrt_get_total_vnc_count 1", "nrt_get_total_vnc_count failed: NRT_FAILURE", "neuron-ls"),
+                )
+            ),
         ],
         ids=["kind", "none", "broken", "uncounted"],
     )
@@ -180,10 +180,9 @@ class TestCores:
         assert summary in found["summary"]
         assert advice in found["advice"]
 
-    def test_a_size_of_cores_that_the_host_has_set(
-        self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    @pytest.mark.slow
+    def test_a_size_of_cores_that_the_host_has_set(self, kiln: Kiln, host: Host) -> None:
+        host.suffer("NEURON_LOGICAL_NC_CONFIG=1")
         assert examine(kiln, "--check", "cores")["cores"]["details"]["lnc"] == 1
 
     def test_a_library_that_hangs(self, kiln: Kiln, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +191,8 @@ class TestCores:
         monkeypatch.setattr(checks, "CHECKS", {"trn2": limited})
         found = examine(kiln, "--check", "cores", fails="cores")["cores"]
         assert found["summary"].startswith("did not end within 1 s")
-        assert [
-            one for one in psutil.Process().children(recursive=True) if "inspection" in " ".join(one.cmdline())
-        ] == []
+        children = psutil.Process().children(recursive=True)
+        assert [one for one in children if "inspection" in " ".join(one.cmdline())] == []
 
 
 class TestPackages:
@@ -268,7 +266,7 @@ def test_a_host_without_anything_of_neuron(kiln: Kiln, tmp_path: Path, monkeypat
     assert results[-1] == "trn2: 0 ok, 3 failed, 3 not run"
     assert outcome.out.count("next: ") == 3
     assert "python3.11 -m venv .venv-neuron && " in outcome.out
-    page = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs/neuron.md").read_text()
     assert [line for line in outcome.out.splitlines()[:5] if line.rstrip() not in page] == []
 
 

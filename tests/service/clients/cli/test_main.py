@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 import pytest
-from google.protobuf.empty_pb2 import Empty
 from kiln.runtime.v1 import runtime_pb2
 from kiln_client import AsyncRuntime, __version__
 from kiln_client.cli.main import kiln as kiln_command
@@ -24,9 +23,7 @@ from tests.servers import responses as samples
 from tests.servers.command import KILN, python_environment
 from tests.servers.scripted_server import HANG, ScriptedServer
 from tests.service.clients.cli.remote_commands import CALLS
-from tests.service.clients.conftest import Outcome
-
-Kiln = Callable[..., Outcome]
+from tests.service.clients.conftest import Kiln
 
 
 def commands(group: click.Group = kiln_command, *names: str) -> Iterator[tuple[str, ...]]:
@@ -41,58 +38,27 @@ COMMANDS = list(commands())
 
 
 def test_the_commands_of_the_contract_are_there() -> None:
-    assert {" ".join(words) for words in COMMANDS} == {
-        "run",
-        "serve",
-        "pull",
-        "ps",
-        "logs",
-        "down",
-        "up",
-        "doctor",
-        "token",
-        "compile",
-        "plan",
-        "shard-weights",
-        "bundles list",
-        "bundles show",
-        "bundles read",
-        "bundles alias",
-        "bundles give",
-        "bundles delete",
-        "bundles lease",
-        "bundles release",
-        "bundles leases",
-        "bundles gc",
-        "bundles import",
-        "config show",
-        "config export",
-        "load",
-        "unload",
-        "status",
-        "generate",
-        "load-weights",
-        "reset-kv",
-        "sessions",
-        "tokenize",
-        "operations list",
-        "operations cancel",
-        "operations wait",
-        "version",
-    }
+    """Those that call a service are called below."""
+    local = ["run", "serve", "pull", "ps", "logs", "down", "up", "doctor", "token", "errors", "version"]
+    assert {*CALLS, ("config", "reference"), *((name,) for name in local)} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_is_documented(words: tuple[str, ...]) -> None:
-    assert f"`kiln {' '.join(words)}" in (ROOT / "docs/clients.md").read_text()
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs/clients.md").read_text()
+    assert [words for words in COMMANDS if f"`kiln {' '.join(words)}" not in page] == []
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_has_help_and_json(kiln: Kiln, words: tuple[str, ...]) -> None:
-    outcome = kiln(*words, "--help")
-    assert outcome.exit_code == 0
-    assert "--json" in outcome.out
-    assert outcome.err == ""
+def test_every_command_has_help_and_json(kiln: Kiln) -> None:
+    helps = {words: kiln(*words, "--help") for words in COMMANDS}
+    assert [words for words, one in helps.items() if one.exit_code or one.err or "--json" not in one.out] == []
+
+
+def test_every_command_reports_usage_errors_as_json(kiln: Kiln) -> None:
+    for words in COMMANDS:
+        outcome = kiln(*words, "--json", "--nonsense")
+        assert (outcome.exit_code, outcome.err, len(outcome.lines)) == (2, "", 1), words
+        assert (outcome.error["code"], outcome.error["reason"]) == ("INVALID_ARGUMENT", "USAGE_INVALID")
+        assert "--nonsense" in outcome.error["message"]
 
 
 CONNECTION_OPTIONS = [
@@ -106,11 +72,11 @@ def test_help_describes_connection_options_once(kiln: Kiln) -> None:
     assert described == [*CONNECTION_OPTIONS, "--json"]
 
 
-@pytest.mark.parametrize("words", CALLS, ids=" ".join)
-def test_help_of_a_command_points_to_the_connection_options(kiln: Kiln, words: tuple[str, ...]) -> None:
-    lines = [line.split() for line in kiln(*words, "--help").out.splitlines() if line.startswith("  -")]
-    assert [words[0] for words in lines if words[0].rstrip(",") in CONNECTION_OPTIONS] == ["--compiler,"]
-    assert any(words[-3:] == ["see", "`kiln", "--help`."] for words in lines)
+def test_help_of_a_command_points_to_the_connection_options(kiln: Kiln) -> None:
+    for words in CALLS:
+        lines = [line.split() for line in kiln(*words, "--help").out.splitlines() if line.startswith("  -")]
+        assert [line[0] for line in lines if line[0].rstrip(",") in CONNECTION_OPTIONS] == ["--compiler,"], words
+        assert any(line[-3:] == ["see", "`kiln", "--help`."] for line in lines), words
 
 
 @pytest.mark.parametrize(
@@ -124,31 +90,31 @@ def test_an_unknown_name_is_told_with_the_nearest(kiln: Kiln, words: tuple[str, 
     assert suggestion in kiln(*words, "--json").error["message"]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str, ...]) -> None:
-    outcome = kiln(*words, "--json", "--nonsense")
-    assert outcome.exit_code == 2
-    assert len(outcome.lines) == 1
-    assert (outcome.error["code"], outcome.error["reason"]) == ("INVALID_ARGUMENT", "USAGE_INVALID")
-    assert "--nonsense" in outcome.error["message"]
-    assert outcome.err == ""
-
-
-def test_every_remote_command_is_called_below() -> None:
-    local = ("run", "serve", "pull", "ps", "logs", "down", "up", "doctor", "token", "version")
-    assert {*CALLS, *((name,) for name in local)} == set(COMMANDS)
-
-
-@pytest.mark.parametrize("words", CALLS, ids=" ".join)
-def test_every_command_reports_its_servers_errors_as_json(kiln: Kiln, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_command_sends_its_token_and_reports_its_servers_errors(
+    server: ScriptedServer, kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has no script."""
+    monkeypatch.delenv("KILN_TOKEN", raising=False)
     (tmp_path / "config.yaml").write_text("{}")
-    arguments = [str(tmp_path / "config.yaml") if word == "-" else word for word in CALLS[words]]
-    outcome = kiln(*words, *arguments, "--json")  # the server has no script
-    assert outcome.exit_code == 1
-    assert (outcome.error["code"], outcome.error["reason"]) == ("UNIMPLEMENTED", "NOT_SCRIPTED")
-    person = kiln(*words, *arguments)
-    assert (person.exit_code, person.out) == (1, "")
-    assert person.err.startswith("error: UNIMPLEMENTED/NOT_SCRIPTED\n")
+    (tmp_path / "token").write_text("t0\n")
+    for words, given in CALLS.items():
+        server.metadata.clear()
+        arguments = [str(tmp_path / "config.yaml") if word == "-" else word for word in given]
+        outcome = kiln(*words, *arguments, "--token-file", tmp_path / "token", "--json")
+        assert (outcome.exit_code, outcome.error["code"]) == (1, "UNIMPLEMENTED"), words
+        assert outcome.error["reason"] == "NOT_SCRIPTED"
+        person = kiln(*words, *arguments, "--token-file", tmp_path / "token")
+        assert (person.exit_code, person.out) == (1, "")
+        assert person.err.startswith("error: UNIMPLEMENTED/NOT_SCRIPTED\n")
+        sent = {metadata.get("authorization") for calls in server.metadata.values() for metadata in calls}
+        assert sent == {"Bearer t0"}, words
+
+
+def test_a_timeout_is_the_deadline(server: ScriptedServer, kiln: Kiln) -> None:
+    server.script("Generate", samples.generation())
+    assert kiln("generate", "--deployment", "demo", "--prompt", "x", "--timeout", "12.5").exit_code == 0
+    (remaining,) = server.time_limits_s["Generate"]
+    assert 10 < (remaining or 0) < 13  # gRPC rounds it up on the wire
 
 
 @pytest.mark.parametrize(
@@ -159,6 +125,10 @@ def test_every_command_reports_its_servers_errors_as_json(kiln: Kiln, words: tup
         (("unload", "d", "--in-flight", "later", "--json"), "--in-flight"),
         (("compile", "missing.yaml", "--model", "m", "--name", "n", "--json"), "config"),
         (("up", "--cores", "0", "--json"), "--cores"),
+        *(
+            (("plan", __file__, "--model", "m", "--core-memory", size, "--json"), "--core-memory")
+            for size in ("16GB", "-1", "x", "9" * 30, "8388608TiB")
+        ),
     ],
 )
 def test_usage_errors_name_the_option(kiln: Kiln, words: tuple[str, ...], field: str) -> None:
@@ -213,6 +183,13 @@ def test_tls_options_turn_tls_on(kiln: Kiln) -> None:
     assert kiln("status", "--tls", "--json").error["reason"] == "CONNECTION_FAILED"
 
 
+def test_a_token_does_not_leave_this_host_in_plaintext(kiln: Kiln, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t0")
+    words = ("status", "--runtime", "kiln.invalid:443", "--token-file", tmp_path / "token", "--json")
+    assert kiln(*words).error["reason"] == "TOKEN_IN_PLAINTEXT"
+    assert kiln(*words, "--allow-plaintext-token").error["reason"] == "CONNECTION_FAILED"
+
+
 def test_unreadable_file(kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ca.pem"
     path.touch()
@@ -245,52 +222,49 @@ def start(server: ScriptedServer, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*KILN, *words], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
+GENERATE = ("generate", "--deployment", "demo", "--prompt", "x")
+BEGUN = [samples.accepted(), samples.delta(1, "Once", 11)]
+
+
 def test_events_are_flushed_and_interrupt_ends_the_request(server: ScriptedServer) -> None:
-    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), HANG])
-    with start(server, "generate", "--deployment", "demo", "--prompt", "x", "--json") as process:
+    server.script("Generate", [*BEGUN, HANG])
+    with start(server, *GENERATE, "--json") as process:
         assert process.stdout is not None
         lines = [json.loads(process.stdout.readline()) for _ in range(2)]  # while the stream goes on
         assert [line["event"] for line in lines] == ["accepted", "delta"]
         process.send_signal(signal.SIGINT)
         rest, complaint = process.communicate(timeout=HANG_S)
-    assert process.returncode == 130
     error = json.loads(rest)["error"]
-    assert (error["code"], error["reason"]) == ("CANCELLED", "INTERRUPTED")
+    assert (process.returncode, error["code"], error["reason"]) == (130, "CANCELLED", "INTERRUPTED")
     assert complaint.strip() == ""
     assert server.cancelled["Generate"].wait(HANG_S)
 
 
-def test_text_is_flushed_and_interrupt_is_no_traceback(server: ScriptedServer) -> None:
-    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), HANG])
-    with start(server, "generate", "--deployment", "demo", "--prompt", "x") as process:
+@pytest.mark.parametrize(
+    ("end", "exit_code", "error"),
+    [
+        (lambda _, process: process.send_signal(signal.SIGINT), 130, "CANCELLED/INTERRUPTED"),
+        (lambda server, _: server.stop(), 1, "UNAVAILABLE/CONNECTION_FAILED"),
+    ],
+    ids=["interrupt", "server that goes"],
+)
+def test_text_is_flushed_and_its_end_is_one_error(
+    server: ScriptedServer, end: Callable[..., None], exit_code: int, error: str
+) -> None:
+    server.script("Generate", [*BEGUN, HANG])
+    with start(server, *GENERATE) as process:
         assert process.stdout is not None
         assert process.stdout.read(4) == "Once"
-        process.send_signal(signal.SIGINT)
+        end(server, process)
         _, complaint = process.communicate(timeout=HANG_S)
-    assert process.returncode == 130
-    assert complaint.split() == ["error:", "CANCELLED/INTERRUPTED", "the", "command", "was", "interrupted"]
-
-
-def test_a_server_that_goes_is_one_error() -> None:
-    server = ScriptedServer()
-    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), HANG])
-    with start(server, "generate", "--deployment", "demo", "--prompt", "x") as process:
-        assert process.stdout is not None
-        assert process.stdout.read(4) == "Once"
-        server.stop()
-        _, complaint = process.communicate(timeout=HANG_S)
-    assert process.returncode == 1
     lines = complaint.strip().splitlines()
-    assert lines[0] == "error: UNAVAILABLE/CONNECTION_FAILED"
-    assert len(lines) == 2
+    assert (process.returncode, lines[0], len(lines)) == (exit_code, f"error: {error}", 2)
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupting_a_compile_cancels_it(server: ScriptedServer, number: int, exit_code: int) -> None:
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
-    server.script("CancelOperation", Empty())
-    with start(server, "compile", "-", "--model", "m", "--name", "tiny", "--json") as process:
+def test_interrupting_a_compile_cancels_it(compiling: ScriptedServer, number: int, exit_code: int) -> None:
+    compiling.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
+    with start(compiling, "compile", "-", "--model", "m", "--name", "tiny", "--json") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("neuron_config: {}\n")
@@ -301,13 +275,14 @@ def test_interrupting_a_compile_cancels_it(server: ScriptedServer, number: int, 
         last = json.loads(process.stdout.read())
         assert process.wait(HANG_S) == exit_code
     assert last["error"]["reason"] == "INTERRUPTED"
-    assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
+    assert [request.config_json for request in compiling.requests["Compile"]] == ['{"neuron_config": {}}']
+    assert [request.name for request in compiling.requests["CancelOperation"]] == ["operations/7"]
 
 
 def test_a_reader_that_goes_ends_the_request_quietly(server: ScriptedServer) -> None:
     deltas = [samples.delta(number, "x" * 4096, number) for number in range(1, 2000)]
     server.script("Generate", [samples.accepted(), *deltas, HANG])
-    with start(server, "generate", "--deployment", "demo", "--prompt", "x") as process:
+    with start(server, *GENERATE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         process.stdout.close()
@@ -317,16 +292,12 @@ def test_a_reader_that_goes_ends_the_request_quietly(server: ScriptedServer) -> 
 
 
 def test_a_full_disk_is_named(server: ScriptedServer) -> None:
-    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), samples.finished(2)])
-    environment = python_environment(KILN_RUNTIME=server.address)
-    words = [*KILN, "generate", "--deployment", "demo", "--prompt", "x"]
+    server.script("Generate", [*BEGUN, samples.finished(2)])
+    environment, words = python_environment(KILN_RUNTIME=server.address), [*KILN, *GENERATE]
     with Path("/dev/full").open("wb") as full:
         result = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.splitlines() == [
-        "error: FAILED_PRECONDITION/FILE_UNUSABLE",
-        "  standard output: No space left on device",
-    ]
+    assert result.stderr == "error: FAILED_PRECONDITION/FILE_UNUSABLE\n  standard output: No space left on device\n"
 
 
 def run_on_terminal(server: ScriptedServer, *words: str, **variables: str) -> str:

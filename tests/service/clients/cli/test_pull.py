@@ -72,18 +72,11 @@ def test_downloads_what_a_checkpoint_needs_under_the_model_root(
     assert hub.downloads()[-1] == "config.json", "a directory with a config.json is whole"
 
 
-def test_downloads_into_the_model_root_that_is_named(
-    pull: Callable[..., Outcome], hub: Hub, checkpoint: Path, home: Path, tmp_path: Path
-) -> None:
+def test_asks_and_downloads_nothing_twice(pull: Callable[..., Outcome], hub: Hub, checkpoint: Path) -> None:
     hub.add(ID, checkpoint)
-    outcome = pull(ID, "--yes", "--model-root", str(tmp_path / "root"))
-    assert outcome.last["path"] == str(tmp_path / "root" / ID)
-    assert (tmp_path / "root" / ID / "config.json").exists()
-    assert not (home / "models").exists()
-
-
-def test_downloads_nothing_twice(pull: Callable[..., Outcome], hub: Hub, checkpoint: Path) -> None:
-    hub.add(ID, checkpoint)
+    asked = pull(ID)
+    assert (asked.exit_code, hub.downloads()) == (2, [])
+    assert f"Download {ID}, " in asked.error["message"]
     assert pull(ID, "--yes").exit_code == 0
     hub.requests.clear()
     assert pull(ID).last["downloaded_bytes"] == 0
@@ -107,32 +100,20 @@ def test_goes_on_where_a_download_broke_off(
     assert (home / "models" / ID / weights).read_bytes() == (checkpoint / weights).read_bytes()
 
 
-def test_takes_the_revision_that_is_named(
+def test_takes_the_revision_and_the_model_root_that_are_named_and_shows_a_token(
     pull: Callable[..., Outcome], hub: Hub, checkpoint: Path, tmp_path: Path, home: Path
 ) -> None:
     hub.add(ID, checkpoint)
     tuned = write_checkpoint(tmp_path / "tuned", seed=1)
     commit = hub.add(ID, tuned, revision="tuned")
-    outcome = pull(ID, "--revision", "tuned", "--yes")
-    assert outcome.last["revision"] == commit
-    assert (home / "models" / ID / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
-
-
-def test_shows_a_token(pull: Callable[..., Outcome], hub: Hub, checkpoint: Path) -> None:
-    hub.add(ID, checkpoint)
     hub.token = "hf_secret"
-    refused = pull(ID, "--yes")
-    assert "a private one needs a token" in refused.error["message"]
-    assert pull(ID, "--yes", "--token", "hf_secret").exit_code == 0
-    assert pull(ID, "--yes", HF_TOKEN="hf_secret").exit_code == 0
-
-
-def test_asks_before_it_downloads(pull: Callable[..., Outcome], hub: Hub, checkpoint: Path) -> None:
-    hub.add(ID, checkpoint)
-    outcome = pull(ID)
-    assert outcome.exit_code == 2
-    assert f"Download {ID}, " in outcome.error["message"]
-    assert hub.downloads() == []
+    words = (ID, "--revision", "tuned", "--yes", "--model-root", str(tmp_path / "root"))
+    assert "a private one needs a token" in pull(*words).error["message"]
+    outcome = pull(*words, "--token", "hf_secret")
+    assert (outcome.last["revision"], outcome.last["path"]) == (commit, str(tmp_path / "root" / ID))
+    assert (tmp_path / "root" / ID / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
+    assert pull(*words, HF_TOKEN="hf_secret").exit_code == 0
+    assert not (home / "models").exists()
 
 
 @pytest.mark.parametrize(

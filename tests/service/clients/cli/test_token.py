@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jwt
 import pytest
+from kiln_client.errors import KilnError
 from kiln_client.stack import issuer
-from kiln_client.stack.errors import TokenNotMade
 from kiln_client.stack.issuer import HOME_GRANT, keep_home_token, renew_home_token, sign_token, token_path
 
 from tests.hang_guard import HANG_S
-from tests.service.clients.conftest import Outcome
-
-Kiln = Callable[..., Outcome]
+from tests.service.clients.conftest import Kiln
 
 
 @pytest.fixture
@@ -44,20 +41,8 @@ def test_for_a_person_the_token_alone_is_printed(kiln: Kiln, home: Path) -> None
 
 
 def test_for_a_program(kiln: Kiln, home: Path) -> None:
-    outcome = kiln(
-        "token",
-        "--home",
-        home,
-        "--scope",
-        "load",
-        "--scope",
-        "promote",
-        "--alias",
-        "*@prod",
-        "--bundle",
-        "a*",
-        "--json",
-    )
+    words = ("--scope", "load", "--scope", "promote", "--alias", "*@prod", "--bundle", "a*")
+    outcome = kiln("token", "--home", home, *words, "--json")
     record = outcome.last
     claims = claims_of(record.pop("token"))
     assert (claims["scope"], claims["kiln_aliases"], claims["kiln_bundles"]) == ("load promote", ["*@prod"], ["a*"])
@@ -109,7 +94,7 @@ async def test_the_token_of_a_home_is_renewed(tmp_path: Path, monkeypatch: pytes
         if len(renewed) == 3:
             is_enough.set()
         if len(renewed) == 1:
-            raise TokenNotMade(home, "no space left on device")
+            raise KilnError("no space left on device")
 
     monkeypatch.setattr(issuer, "renew_home_token", renew)
     monkeypatch.setattr(issuer, "_POLL_S", 0.01)

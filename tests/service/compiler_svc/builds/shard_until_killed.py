@@ -1,22 +1,16 @@
-"""Writes a checkpoint's shards again and again, each time in a child that kills itself later; see `tests.kill_points`.
-
-    python -m tests.service.compiler_svc.builds.shard_until_killed DIRECTORY STEP
-
-Children work on copies of DIRECTORY/before, each with a store and the directory of one build.
-"""
+"""A pass over a checkpoint's shards in children that kill themselves; see `tests.kill_points`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from bundle.layout import Layout
 from bundle.manifest import WeightShard
-from bundle.writer import BundleWriter
+from bundle.store.layout import Layout
+from bundle.store.writer import BundleWriter
 from compiler_svc.builds import weight_stage
 from compiler_svc.builds.finished_shards import FOLDER, FinishedShards, digest_inputs
 from compiler_svc.builds.progress import ProgressReport
@@ -24,7 +18,7 @@ from compiler_svc.builds.weight_stage import WeightStage
 from compiler_svc.config import resolve_config
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.weights.checkpoint import Checkpoint
-from tests.kill_points import LAYOUT_CALLS, CountedCalls, repeat_until_done
+from tests.kill_points import LAYOUT_CALLS, CountedCalls
 
 RANKS: Final = 4
 #: So a pass writes two ranks, on any machine.
@@ -49,12 +43,8 @@ def write(home: Path, model: Path, checkpoint_digest: str = "sha256:model") -> t
         return stage.publish(layout, BundleWriter(layout))
 
 
-def prepare(model: Path) -> Callable[[Path], Callable[[], object]]:
-    return lambda home: lambda: write(home, model)
-
-
-if __name__ == "__main__":
+def prepare(model: str) -> Callable[[Path], Callable[[], object]]:
+    """Writes into copies of a home with a store and the directory of one build."""
     torch.set_num_threads(1)
     weight_stage.count_processors = lambda: PROCESSORS  # type: ignore[attr-defined]
-    directory = Path(sys.argv[1])
-    repeat_until_done(prepare(directory / "model"), directory / "before", int(sys.argv[2]), CALLS)
+    return lambda home: lambda: write(home, Path(model))

@@ -12,32 +12,19 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from bundle.digest import sha256_bytes
 from bundle.manifest import parse_manifest
 from tests.servers.compiler_process import run_compiler
-from tests.servers.running_compiler import Client, response_of
 
 # Without weights there is no golden check, which would take time and show nothing about graphs.
-CONFIG = {
-    "neuron_config": {
-        "seq_len": 16,
-        "batch_size": 1,
-        "skip_sharding": True,
-        "on_device_sampling_config": {"dynamic": True},
-    }
-}
-
-
-async def compile_tiny(client: Client, **fields: Any) -> pb.CompileResponse:
-    level = pb.OPTIMIZATION_LEVEL_O0
-    operation = await client.compile(config_json=json.dumps(CONFIG), optimization_level=level, **fields)
-    return response_of(await client.finish(operation))
+CONFIG = {"seq_len": 16, "batch_size": 1, "skip_sharding": True, "on_device_sampling_config": {"dynamic": True}}
+TINY: dict[str, Any] = {"neuron_config": CONFIG, "optimization_level": pb.OPTIMIZATION_LEVEL_O0}
 
 
 @pytest.mark.slow
 async def test_debug_keeps_every_graph_and_changes_no_byte_of_the_bundle(home: Path) -> None:
     async with run_compiler(home) as compiler:
         client = compiler.client
-        debug = await compile_tiny(client, name="debug", debug=True)
+        debug = await client.build(**TINY, name="debug", debug=True)
         # Built anew: of the first build, only the store is left.
-        plain = await compile_tiny(client, name="plain", skip_cache_lookup=True, salt="another cache")
+        plain = await client.build(**TINY, name="plain", skip_cache_lookup=True, salt="another cache")
         assert (plain.digest, plain.cache, debug.cache) == (debug.digest, pb.CACHE_RESULT_MISS, pb.CACHE_RESULT_MISS)
 
         response = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref="plain"))

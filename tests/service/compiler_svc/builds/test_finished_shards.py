@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_file
-from bundle.layout import Layout
-from bundle.removal import Needs, collect_garbage
+from bundle.store.blob_writer import StoredBlob
+from bundle.store.layout import Layout
+from bundle.store.removal import Needs, collect_garbage
 from compiler_svc.builds import weight_stage
 from compiler_svc.builds.finished_shards import FOLDER, FinishedShards, list_finished_shards
 from tests.checkpoints.random_weights import write_checkpoint
-from tests.repository import ROOT
+from tests.kill_points import repeat
 from tests.service.compiler_svc.builds.shard_until_killed import PROCESSORS, RANKS, write
 
 STEP = 67
@@ -77,15 +74,6 @@ def recorded(home: Path) -> list[int]:
     return [rank for rank in range(RANKS) if (home / "jobs" / "build" / FOLDER / f"rank{rank}.json").exists()]
 
 
-def killed_homes(path: Path) -> Iterator[Path]:
-    """Homes of attempts that were killed, each later than the one before, up to one that came to its end."""
-    command = [sys.executable, "-m", "tests.service.compiler_svc.builds.shard_until_killed", str(path), str(STEP)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, result.stderr
-    for number in range(0, int(result.stdout) + 1, STEP):
-        yield path / str(number)
-
-
 def test_wherever_a_build_is_killed_the_next_one_writes_the_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +83,7 @@ def test_wherever_a_build_is_killed_the_next_one_writes_the_other_ranks(
     for path in (*(before / "store" / "blobs" / "sha256").iterdir(), *(before / "jobs" / "build" / FOLDER).iterdir()):
         path.unlink()
     seen: set[int] = set()
-    for home in killed_homes(tmp_path):
+    for home in repeat("tests.service.compiler_svc.builds.shard_until_killed", before, model, step=STEP):
         done = recorded(home)
         seen.add(len(done))
         collect(home)

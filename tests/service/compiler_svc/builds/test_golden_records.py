@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-import grpc
 import pytest
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
-from bundle.layout import Layout
-from bundle.reader import open_bundle
-from bundle.referrers import list_referrers, read_referrer
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.referrers import list_referrers, read_referrer
 from compiler_svc.records import GOLDEN_TYPE
+from tests.checkpoints.outside_families import install_families
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.compiler_process import run_compiler
-from tests.servers.running_compiler import Client, read_refusal, response_of
+from tests.servers.running_compiler import Client
 
 #: Executables that return tokens only.
-CONFIG = {"neuron_config": {"seq_len": 16, "max_context_length": 8, "on_device_sampling_config": {"dynamic": True}}}
+CONFIG = {"seq_len": 16, "max_context_length": 8, "on_device_sampling_config": {"dynamic": True}}
+TINY: dict[str, Any] = {"neuron_config": CONFIG, "optimization_level": pb.OPTIMIZATION_LEVEL_O0}
 
 #: Families of another distribution: Llama, but for an error that scales all logits alike, so that tokens agree. One
 #: errs by more than the tolerance, the other by less, and by far more than another order of additions does.
 FAMILIES = """
 from dataclasses import replace
 
-from compiler_svc.models.families.llama.config import FAMILY as LLAMA
+from compiler_svc.models.families.llama import FAMILY as LLAMA
 
 FAR = replace(LLAMA, architectures=("FarForCausalLM",), model="scaled_model:build_far")
 NEAR = replace(LLAMA, architectures=("NearForCausalLM",), model="scaled_model:build_near")
@@ -57,41 +59,26 @@ build_near = partial(NearCausalLm, make_layer=PreNormLayer)
 """
 
 
-def write_families(site: Path) -> Path:
-    metadata = site / "scaled_families-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (site / "scaled.py").write_text(FAMILIES)
-    (site / "scaled_model.py").write_text(MODEL)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scaled-families\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[kiln.model_families]\nfar = scaled:FAR\nnear = scaled:NEAR\n")
-    return site
-
-
 @pytest.mark.slow
 async def test_builds_with_other_logits_fail_and_others_say_what_was_compared(home: Path, tmp_path: Path) -> None:
     write_checkpoint(home / "models" / "far", architectures=["FarForCausalLM"])
     write_checkpoint(home / "models" / "near", architectures=["NearForCausalLM"])
-    async with run_compiler(home, site=write_families(tmp_path / "site")) as compiler:
+    modules, families = {"scaled": FAMILIES, "scaled_model": MODEL}, {"far": "scaled:FAR", "near": "scaled:NEAR"}
+    async with run_compiler(home, site=install_families(tmp_path / "site", modules, families)) as compiler:
         await check_refusal(compiler.client, home)
         await check_record(compiler.client, home)
 
 
 async def check_refusal(client: Client, home: Path) -> None:
-    operation = await client.compile(
-        model="far", config_json=json.dumps(CONFIG), optimization_level=pb.OPTIMIZATION_LEVEL_O0
-    )
-    refused = read_refusal((await client.finish(operation)).error)
-    assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "GOLDEN_MISMATCH")
-    assert (refused.metadata["tag"], refused.metadata["position"]) == ("context_encoding_8", "3")
-    assert refused.metadata["detail"] == "logits deviate by 1.00e-03 of the largest, more than 1e-04"
+    operation = await client.compile(**TINY, model="far")
+    how = await client.fail(operation, "INTERNAL", "GOLDEN_MISMATCH")
+    assert (how.metadata["tag"], how.metadata["position"]) == ("context_encoding_8", "3")
+    assert how.metadata["detail"] == "logits deviate by 1.00e-03 of the largest, more than 1e-04"
     assert Layout(home / "store").read_index().manifests == ()
 
 
 async def check_record(client: Client, home: Path) -> None:
-    operation = await client.compile(
-        model="near", config_json=json.dumps(CONFIG), optimization_level=pb.OPTIMIZATION_LEVEL_O0
-    )
-    result = response_of(await client.finish(operation))
+    result = await client.build(**TINY, model="near")
     bundle = open_bundle(Layout(home / "store"), result.digest)
     assert [executable.flags for executable in bundle.manifest.executables] == [
         ("computed_context", "live_rows", "rand", "rank_logits", "sampling_params", "tokens"),

@@ -6,23 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
-from bundle.layout import Layout
 from bundle.manifest import Manifest
-from bundle.reader import open_bundle
-from bundle.referrers import list_referrers, read_referrer
-from bundle.verification import BlobVerifier
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.referrers import list_referrers, read_referrer
+from bundle.store.verification import BlobVerifier
 from compiler_svc.builds.neuron_files import COMPANION_TYPES
 from compiler_svc.lower.neuron.hlo import read_hlo
 from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.neuron.standin import VERSIONS, make_interpreter
 from tests.servers.compiler_process import run_compiler
-from tests.servers.running_compiler import Client, read_refusal, refusal, response_of
+from tests.servers.refusals import expect, refusal
+from tests.servers.running_compiler import Client, response_of
 
 TRN2 = pb.Target(kind=pb.Target.KIND_TRN2)
 CONFIG = {
@@ -43,16 +43,14 @@ CHANGED_PAIR = GREEDY_PAIR | {"fused_qkv": True, "vocab_parallel": True}
 TAGS = ["context_encoding_8", "token_generation_32"]
 
 
-async def compile_tiny(client: Client, *, changes: dict[str, Any] | None = None, **fields: Any) -> Any:
-    document = json.dumps({"neuron_config": CONFIG | (changes or {})})
-    return await client.finish(await client.compile(config_json=document, target=TRN2, **fields))
+TINY: dict[str, Any] = {"neuron_config": CONFIG, "target": TRN2}
 
 
 async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path) -> None:
     interpreter = make_interpreter(tmp_path)
     async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
         client = compiler.client
-        result = response_of(await compile_tiny(client))
+        result = await client.build(**TINY)
         assert [one.tag for one in result.executables] == TAGS
         assert {one.cache for one in result.executables} == {pb.CACHE_RESULT_MISS}
         assert any("are not compared with the reference" in warning for warning in result.warnings)
@@ -60,15 +58,15 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         check_bundle(home, result.digest)
 
         # NEFFs hold a random number: the cache is what makes equal compiles equal.
-        again = response_of(await compile_tiny(client, name="other"))
+        again = await client.build(**TINY, name="other")
         assert (again.cache, again.digest) == (pb.CACHE_RESULT_HIT, result.digest)
-        flags = response_of(await compile_tiny(client, changes={"cc_pipeline_tiling_factor": 8}))
+        flags = await client.build(neuron_config=CONFIG | {"cc_pipeline_tiling_factor": 8}, target=TRN2)
         assert {one.tag for one in flags.executables if one.cache == pb.CACHE_RESULT_MISS} == {"context_encoding_8"}
 
-        planned = await plan(client)
+        planned = await client.plan(**TINY)
         assert {one.cache for one in planned.executables} == {pb.CACHE_RESULT_HIT}
-        refused = await plan(client, kv_cache_quant=True)
-        assert any("kv_cache_quant: a compile refuses it" in warning for warning in refused.warnings)
+        unserved = await client.plan(neuron_config=CONFIG | {"kv_cache_quant": True}, target=TRN2)
+        assert any("kv_cache_quant: a compile refuses it" in warning for warning in unserved.warnings)
         assert {name for name in compiler.libraries() if "torch" in name} == set()
 
 
@@ -81,7 +79,7 @@ async def test_xla_computes_what_is_compared_without_a_core(
     interpreter = make_interpreter(tmp_path, has_xla=True)
     async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
         client = compiler.client
-        compiled = response_of(await compile_tiny(client, changes=changes))
+        compiled = await client.build(neuron_config=CONFIG | changes, target=TRN2)
         tuned = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="tiny")
         sharded = response_of(await client.finish(await client.compiler.ShardWeights(tuned)))
         for result in (compiled, sharded):
@@ -115,17 +113,6 @@ def check_weights_alone(home: Path, full_digest: str, weights_digest: str) -> No
 async def read_golden_check(client: Client, digest: str) -> bundle_pb2.GoldenCheck:
     found = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref=digest))
     return found.bundle.golden_check
-
-
-async def plan(client: Client, **changes: Any) -> pb.PlanCompileResponse:
-    request = pb.PlanCompileRequest(
-        model="tiny",
-        config_json=json.dumps({"neuron_config": CONFIG | changes}),
-        target=TRN2,
-        optimization_level=pb.OPTIMIZATION_LEVEL_O1,
-    )
-    planned: pb.PlanCompileResponse = await client.compiler.PlanCompile(request)
-    return planned
 
 
 def check_bundle(home: Path, digest: str) -> None:
@@ -165,15 +152,13 @@ async def test_what_neuronx_cc_says_reaches_the_caller(
     orders.write_text(json.dumps({"error": "exit code 70", "log": "[NCC_EVRF007] too many instructions"}))
     monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(orders))
     async with run_compiler(home, "--neuron-python", str(make_interpreter(tmp_path))) as compiler:
-        failed = read_refusal((await compile_tiny(compiler.client)).error)
-        assert (failed.code, failed.reason) == (grpc.StatusCode.INTERNAL, "NEURON_COMPILER_FAILED")
+        failed = await compiler.client.fail(await compiler.client.compile(**TINY), "INTERNAL", "NEURON_COMPILER_FAILED")
         assert failed.metadata["codes"] == "NCC_EVRF007"
         assert failed.metadata["tag"] in TAGS
         assert "[NCC_EVRF007] too many instructions" in failed.message
 
 
 async def test_without_neurons_packages(client: Client, home: Path) -> None:
-    refused = await refusal(client.compile(target=TRN2))
-    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NEURON_TOOLCHAIN_MISSING")
-    assert "torch-neuronx" in refused.metadata["missing"]
-    assert "--neuron-python" in refused.message
+    how = expect(await refusal(client.compile(target=TRN2)), "FAILED_PRECONDITION", "NEURON_TOOLCHAIN_MISSING")
+    assert "torch-neuronx" in how.metadata["missing"]
+    assert "--neuron-python" in how.message

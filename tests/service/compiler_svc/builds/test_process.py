@@ -1,9 +1,6 @@
 """Real builds at optimization level 0, by a compiler in a process of its own."""
 
 import asyncio
-import json
-import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +12,16 @@ from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 from safetensors.numpy import load_file, save_file
 
-from bundle.layout import Layout
 from bundle.manifest import Limits, parse_manifest
-from bundle.reader import open_bundle
-from bundle.verification import BlobVerifier
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from bundle.store.verification import BlobVerifier
+from tests.checkpoints.headers import write_sparse_checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
-from tests.checkpoints.sparse import write_sparse_checkpoint
 from tests.processes import living_descendants
 from tests.running_time import running_time
 from tests.servers.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
-from tests.servers.running_compiler import Client, read_refusal, response_of
+from tests.servers.running_compiler import Client, response_of
 from tests.servers.traces import CLIENT_SPAN_ID, TRACE_ID, TRACED, UNSAMPLED, collect_traces
 
 CONFIG = {
@@ -39,14 +36,7 @@ CONFIG = {
 }
 
 
-async def compile_tiny(client: Client, *, wait: bool = True, buckets: Sequence[int] = (8,), **fields: Any) -> Any:
-    neuron_config = CONFIG | {"context_encoding_buckets": list(buckets)}
-    operation = await client.compile(
-        config_json=json.dumps({"neuron_config": neuron_config}),
-        optimization_level=pb.OPTIMIZATION_LEVEL_O0,
-        **fields,
-    )
-    return await client.finish(operation) if wait else operation
+TINY: dict[str, Any] = {"neuron_config": CONFIG, "optimization_level": pb.OPTIMIZATION_LEVEL_O0}
 
 
 async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards(home: Path) -> None:
@@ -57,6 +47,7 @@ async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards
     # token_generation_32 has the graph of token_generation_16.
     tags = ["context_encoding_8", "token_generation_16"]
     parts = collector.children(call)
+    assert parts[:2] == ["queued", "cache_check"]
     assert [name for name in parts if name.startswith("export ")] == [f"export {tag}" for tag in tags]
     assert {name for name in parts if name.startswith("lower ")} == {f"lower {tag}" for tag in tags}
     assert {"trace", "lower", "shard", "verify", "publish"} < set(parts), "stages, as the service sees them"
@@ -67,16 +58,11 @@ async def compile_with_and_without_the_cache(home: Path, trace_endpoint: str) ->
     """Compiles several times; the first call alone is sampled."""
     async with run_compiler(home, "--trace-endpoint", trace_endpoint) as compiler:
         client = compiler.client
-        operation = await compile_tiny(client, wait=False, metadata=TRACED)
+        operation = await client.compile(**TINY, metadata=TRACED)
         events = await client.watch(operation.name)
         stages = list(dict.fromkeys(event.progress.stage for event in events[:-1]))
-        assert stages[-5:] == [
-            pb.COMPILE_STAGE_TRACE,
-            pb.COMPILE_STAGE_LOWER,
-            pb.COMPILE_STAGE_SHARD,
-            pb.COMPILE_STAGE_VERIFY,
-            pb.COMPILE_STAGE_PUBLISH,
-        ]
+        named = [pb.CompileStage.Name(stage).removeprefix("COMPILE_STAGE_") for stage in stages]
+        assert named[-5:] == ["TRACE", "LOWER", "SHARD", "VERIFY", "PUBLISH"]
         lowering = [event.progress for event in events if event.progress.stage == pb.COMPILE_STAGE_LOWER]
         assert all(progress.HasField("eta") for progress in lowering), "on a host without records, too"
         last = events[-2].progress
@@ -92,14 +78,15 @@ async def compile_with_and_without_the_cache(home: Path, trace_endpoint: str) ->
         check_bundle(home, result.digest, await get_bundle(client, "tiny:v1"))
 
         with running_time() as taken:
-            again = response_of(await compile_tiny(client, name="other", metadata=UNSAMPLED))
+            again = await client.build(**TINY, name="other", metadata=UNSAMPLED)
         assert taken.s < 1
         assert (again.cache, again.digest, again.version) == (pb.CACHE_RESULT_HIT, result.digest, 1)
 
-        rebuilt = response_of(await compile_tiny(client, skip_cache_lookup=True, metadata=UNSAMPLED))
+        rebuilt = await client.build(**TINY, skip_cache_lookup=True, metadata=UNSAMPLED)
         assert (rebuilt.cache, rebuilt.digest, rebuilt.version) == (pb.CACHE_RESULT_MISS, result.digest, 1)
 
-        more = response_of(await compile_tiny(client, buckets=(8, 16), metadata=UNSAMPLED))
+        buckets = {"neuron_config": CONFIG | {"context_encoding_buckets": [8, 16]}}
+        more = await client.build(**TINY | buckets, metadata=UNSAMPLED)
         assert (more.cache, more.version) == (pb.CACHE_RESULT_MISS, 2)
         reused = {executable.tag for executable in more.executables if executable.cache == pb.CACHE_RESULT_HIT}
         assert reused == set(tags)
@@ -141,40 +128,68 @@ def check_bundle(home: Path, digest: str, described: bundle_pb2.Bundle) -> None:
     }
 
 
-async def test_a_cancelled_or_killed_build_leaves_no_process_and_no_files(home: Path) -> None:
+async def test_builds_that_are_cancelled_killed_or_given_what_is_invalid_leave_nothing(home: Path) -> None:
     async with run_compiler(home) as compiler:
-        operation = await compile_tiny(compiler.client, wait=False)
+        operation = await compiler.client.compile(**TINY)
         processes = await reach_trace(compiler, operation.name)
         await compiler.client.cancel(operation.name)
-        refused = read_refusal((await compiler.client.finish(operation)).error)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.CANCELLED, "COMPILE_CANCELLED")
+        await compiler.client.fail(operation, "CANCELLED", "COMPILE_CANCELLED")
         await wait_until_gone(*processes)
         assert list((home / "store" / "jobs").iterdir()) == []
         assert Layout(home / "store").read_index().manifests == ()
 
         # The same compiler, whose forkserver is warm by now: a build that is killed fails by name.
-        operation = await compile_tiny(compiler.client, wait=False)
+        operation = await compiler.client.compile(**TINY)
         (build, *_) = await reach_trace(compiler, operation.name)
         build.kill()
-        refused = read_refusal((await compiler.client.finish(operation)).error)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "BUILD_FAILED")
-        assert "killed by SIGKILL" in refused.message
+        how = await compiler.client.fail(operation, "INTERNAL", "BUILD_FAILED")
+        assert "killed by SIGKILL" in how.message
         assert Layout(home / "store").read_index().manifests == ()
 
         # Half a gigabyte of weights, of which an unfinished blob would stay.
         (home / "models" / "large").mkdir()
         write_sparse_checkpoint(home / "models" / "large")
-        operation = await compile_tiny(compiler.client, model="large", wait=False)
+        operation = await compiler.client.compile(**TINY, model="large")
         await reach_weights(compiler, operation.name)
         assert unfinished_blobs(home), "the build is cancelled while it writes"
         await compiler.client.cancel(operation.name)
         await compiler.client.finish(operation)
         assert unfinished_blobs(home) == []
 
+        await check_checkpoints_that_only_a_build_finds_invalid(compiler, home)
 
-async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them(home: Path) -> None:
+
+async def check_checkpoints_that_only_a_build_finds_invalid(compiler: CompilerProcess, home: Path) -> None:
+    pickled = write_checkpoint(home / "models" / "pickled")
+    (pickled / "model.safetensors").unlink()
+    (pickled / "pytorch_model.bin").write_bytes(b"no pickle")
+    operation = await compiler.client.compile(**TINY, model="pickled")
+    await compiler.client.fail(operation, "INVALID_ARGUMENT", "CHECKPOINT_INVALID")
+
+    # Numbers that no golden check passes.
+    invalid = write_checkpoint(home / "models" / "invalid") / "model.safetensors"
+    tensors = load_file(invalid)
+    tensors["model.layers.1.mlp.up_proj.weight"][2, 3] = np.nan
+    save_file(tensors, invalid)
+    operation = await compiler.client.compile(**TINY, model="invalid")
+    how = await compiler.client.fail(operation, "INVALID_ARGUMENT", "CHECKPOINT_INVALID")
+    assert how.fields == {"model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers"}
+
+    # Text that no runtime could load is found before anything is lowered.
+    truncated = write_checkpoint(home / "models" / "truncated") / "tokenizer.json"
+    truncated.write_text(truncated.read_text()[:40])
+    operation = await compiler.client.compile(**TINY, model="truncated")
+    events = await compiler.client.watch(operation.name)
+    assert pb.COMPILE_STAGE_LOWER not in [event.progress.stage for event in events]
+    await compiler.client.fail(operation, "INVALID_ARGUMENT", "CHECKPOINT_INVALID", "tokenizer")
+    assert {name for name in compiler.libraries() if "torch" in name} == set()
+
+
+async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them_and_a_second_one_is_refused(
+    home: Path,
+) -> None:
     async with run_compiler(home) as compiler:
-        operation = await compile_tiny(compiler.client, wait=False)
+        operation = await compiler.client.compile(**TINY)
         processes = await reach_trace(compiler, operation.name)
         watching = asyncio.create_task(ending(compiler.client, operation.name))
         compiler.process.kill()
@@ -191,6 +206,10 @@ async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them(home: P
         assert (response.version, response.cache) == (1, pb.CACHE_RESULT_MISS)
         check_bundle(home, response.digest, await get_bundle(compiler.client, "tiny"))
         assert list((home / "store" / "jobs").iterdir()) == []
+        with pytest.raises(CompilerEnded, match=r"^1$"):
+            async with run_compiler(home):
+                pass
+        assert compiler.process.returncode is None, "a second one on the store has ended, not this one"
 
 
 async def ending(client: Client, operation: str) -> grpc.StatusCode:
@@ -200,51 +219,6 @@ async def ending(client: Client, operation: str) -> grpc.StatusCode:
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
-
-
-async def test_a_checkpoint_that_only_a_build_finds_invalid(home: Path) -> None:
-    tiny = home / "models" / "tiny"
-    (tiny / "model.safetensors").unlink()
-    (tiny / "pytorch_model.bin").write_bytes(b"no pickle")
-    async with run_compiler(home) as compiler:
-        refused = read_refusal((await compile_tiny(compiler.client)).error)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
-
-        # The same compiler, whose forkserver is warm by now: numbers that no golden check passes.
-        invalid = write_checkpoint(home / "models" / "invalid") / "model.safetensors"
-        tensors = load_file(invalid)
-        tensors["model.layers.1.mlp.up_proj.weight"][2, 3] = np.nan
-        save_file(tensors, invalid)
-        refused = read_refusal((await compile_tiny(compiler.client, model="invalid")).error)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
-        assert refused.fields == {
-            "model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers",
-        }
-
-        # Text that no runtime could load is found before anything is lowered.
-        truncated = write_checkpoint(home / "models" / "truncated") / "tokenizer.json"
-        truncated.write_text(truncated.read_text()[:40])
-        operation = await compile_tiny(compiler.client, wait=False, model="truncated")
-        events = await compiler.client.watch(operation.name)
-        assert pb.COMPILE_STAGE_LOWER not in [event.progress.stage for event in events]
-        refused = read_refusal((await compiler.client.finish(operation)).error)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
-        assert set(refused.fields) == {"tokenizer"}
-        assert {name for name in compiler.libraries() if "torch" in name} == set()
-
-
-async def test_sigterm_ends_the_compiler_in_good_order(home: Path) -> None:
-    async with run_compiler(home) as compiler:
-        compiler.process.send_signal(signal.SIGTERM)
-        assert await compiler.process.wait() == 0
-
-
-async def test_a_second_compiler_on_the_store_is_refused(home: Path) -> None:
-    async with run_compiler(home) as compiler:
-        with pytest.raises(CompilerEnded, match=r"^1$"):
-            async with run_compiler(home):
-                pass
-        assert compiler.process.returncode is None
 
 
 async def reach_weights(compiler: CompilerProcess, operation: str) -> None:

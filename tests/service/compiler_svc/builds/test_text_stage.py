@@ -20,28 +20,11 @@ from tests.checkpoints.tokenizer_files import byte_level
 
 LIMITS = TextLimits(timeout_s=1.0, max_memory_bytes=300 << 20)
 TOKENS = Tokens(vocab_size=512, bos=1, eos=(2,), pad=0)
+TOKENIZER = byte_level().to_str()
 TEMPLATE = "{% for message in messages %}{{ bos_token }}{{ message.content }}{% endfor %}"
 
 
-class Writer:
-    """Writes the checkpoint of a test."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def tokenizer(self, data: str) -> None:
-        (self._path / "tokenizer.json").write_text(data)
-
-    def template(self, source: str) -> None:
-        (self._path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
-
-
-@pytest.fixture
-def writer(home: Path) -> Writer:
-    writer = Writer(home / "models/tiny")
-    writer.tokenizer(byte_level().to_str())
-    writer.template(TEMPLATE)
-    return writer
+Check = Callable[..., tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +34,16 @@ def texts() -> Iterator[Forkserver]:
 
 
 @pytest.fixture
-def check(home: Path, texts: Forkserver) -> Callable[[], tuple[str, ...]]:
-    return lambda: check_text(Checkpoint.open(home / "models/tiny"), TOKENS, texts, LIMITS)
+def check(home: Path, texts: Forkserver) -> Check:
+    """Checks the checkpoint, with a tokenizer and a template unless they stay as they are."""
+
+    def check(template: str = TEMPLATE, tokenizer: str = TOKENIZER) -> tuple[str, ...]:
+        model = home / "models/tiny"
+        (model / "tokenizer.json").write_text(tokenizer)
+        (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        return check_text(Checkpoint.open(model), TOKENS, texts, LIMITS)
+
+    return check
 
 
 def backtracking() -> str:
@@ -62,13 +53,12 @@ def backtracking() -> str:
     return tokenizer.to_str()
 
 
-def test_what_serves_passes(writer: Writer, check: Callable[[], tuple[str, ...]]) -> None:
+def test_what_serves_passes(check: Check) -> None:
     assert check() == ()
 
 
-def test_a_template_may_refuse_chats(writer: Writer, check: Callable[[], tuple[str, ...]]) -> None:
-    writer.template("{% if messages | length > 1 %}{{ raise_exception('one turn at a time') }}{% endif %}")
-    (warning,) = check()
+def test_a_template_may_refuse_chats(check: Check) -> None:
+    (warning,) = check("{% if messages | length > 1 %}{{ raise_exception('one turn at a time') }}{% endif %}")
     assert warning.endswith("3 turns that users have: one turn at a time")
 
 
@@ -83,17 +73,14 @@ def test_a_template_may_refuse_chats(writer: Writer, check: Callable[[], tuple[s
     ],
     ids=["power", "repetition", "width", "loops", "syntax"],
 )
-def test_templates_that_cannot_serve_are_refused(
-    writer: Writer, check: Callable[[], tuple[str, ...]], template: str, detail: str
-) -> None:
-    writer.template(template)
+def test_templates_that_cannot_serve_are_refused(check: Check, template: str, detail: str) -> None:
     with pytest.raises(CheckpointInvalid) as caught:
-        check()
+        check(template)
     assert "chat template" in caught.value.subject
     assert detail in caught.value.violations[0].value
 
 
-def test_every_template_is_tried(writer: Writer, check: Callable[[], tuple[str, ...]], home: Path) -> None:
+def test_every_template_is_tried(check: Check, home: Path) -> None:
     folder = home / "models/tiny/additional_chat_templates"
     folder.mkdir()
     (home / "models/tiny/chat_template.jinja").write_text(TEMPLATE)
@@ -106,15 +93,8 @@ def test_every_template_is_tried(writer: Writer, check: Callable[[], tuple[str, 
         check()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [byte_level().to_str()[:2000], "{}", backtracking()],
-    ids=["truncated", "empty", "backtracking"],
-)
-def test_tokenizers_that_cannot_serve_are_refused(
-    writer: Writer, check: Callable[[], tuple[str, ...]], data: str
-) -> None:
-    writer.tokenizer(data)
+@pytest.mark.parametrize("data", [TOKENIZER[:2000], "{}", backtracking()], ids=["truncated", "empty", "backtracking"])
+def test_tokenizers_that_cannot_serve_are_refused(check: Check, data: str) -> None:
     with pytest.raises(CheckpointInvalid) as caught:
-        check()
+        check(tokenizer=data)
     assert "tokenizer" in caught.value.subject

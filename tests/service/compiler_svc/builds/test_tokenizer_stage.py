@@ -93,6 +93,11 @@ def write_config(model: Path, model_type: str, tokenizer_config: dict[str, Any] 
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
 
 
+def write_model(model: Path, data: bytes, model_type: str, tokenizer_config: dict[str, Any] | None) -> None:
+    (model / "tokenizer.model").write_bytes(data)
+    write_config(model, model_type, tokenizer_config)
+
+
 def list_differences(tokenizer: tokenizers.Tokenizer, reference: Any) -> list[str]:
     """Texts that a tokenizer of transformers tokenizes otherwise, or whose tokens it decodes otherwise."""
     differing = []
@@ -106,11 +111,16 @@ def list_differences(tokenizer: tokenizers.Tokenizer, reference: Any) -> list[st
     return differing
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "phi3", "qwen2"])
+def mark_slow(*cases: Any) -> Iterator[Any]:
+    """Marks what another case of `make test` stands for."""
+    for case in cases:
+        yield pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("model_type", ["llama", *mark_slow("mistral", "phi3", "qwen2")])
 @pytest.mark.parametrize("tokenizer_config", [LLAMA, LLAMA | {"add_eos_token": True, "legacy": True}])
 def test_a_llama_tokenizer(model: Path, convert: Convert, model_type: str, tokenizer_config: dict[str, Any]) -> None:
-    (model / "tokenizer.model").write_bytes(train_sentencepiece("llama"))
-    write_config(model, model_type, tokenizer_config)
+    write_model(model, train_sentencepiece("llama"), model_type, tokenizer_config)
     tokenizer, warnings = convert()
     reference = LlamaTokenizer.from_pretrained(model)
     assert list_differences(tokenizer, reference) == []
@@ -124,8 +134,7 @@ def test_a_llama_tokenizer(model: Path, convert: Convert, model_type: str, token
 def test_a_normalization_is_spelled_as_sentencepiece_does_or_refused(model: Path, convert: Convert) -> None:
     """Whether a class of transformers reads it depends on its release."""
     source = train_sentencepiece("unigram, normalized")
-    (model / "tokenizer.model").write_bytes(source)
-    write_config(model, "llama", None)
+    write_model(model, source, "llama", None)
     reference = sentencepiece.SentencePieceProcessor(model_proto=source)
     text = "Hello, world!"
     read = [each.from_pretrained(model) for each in (LlamaTokenizer, PreTrainedTokenizerFast)]
@@ -139,8 +148,7 @@ def test_a_normalization_is_spelled_as_sentencepiece_does_or_refused(model: Path
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "unigram"])
 def test_a_tokenizer_model_alone(model: Path, convert: Convert, kind: str) -> None:
-    (model / "tokenizer.model").write_bytes(train_sentencepiece(kind))
-    write_config(model, "mistral", None)
+    write_model(model, train_sentencepiece(kind), "mistral", None)
     tokenizer, warnings = convert()
     reference = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece(kind))
     for text in ("Hello, world!", "Füße, 你好 🙂\n\n  x", "a" * 300):
@@ -149,10 +157,9 @@ def test_a_tokenizer_model_alone(model: Path, convert: Convert, kind: str) -> No
     assert any("does not say add_bos_token" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "llama"])
+@pytest.mark.parametrize("model_type", ["gemma2", *mark_slow("gemma3_text", "llama")])
 def test_a_gemma_tokenizer(model: Path, convert: Convert, model_type: str) -> None:
-    (model / "tokenizer.model").write_bytes(train_sentencepiece("gemma"))
-    write_config(model, model_type, GEMMA)
+    write_model(model, train_sentencepiece("gemma"), model_type, GEMMA)
     tokenizer, warnings = convert()
     assert list_differences(tokenizer, GemmaTokenizer.from_pretrained(model)) == []
     assert tokenizer.encode("a").ids[0] == 2
@@ -163,13 +170,15 @@ def test_a_gemma_tokenizer(model: Path, convert: Convert, model_type: str) -> No
     ("model_type", "reference", "options"),
     [
         ("gpt2", GPT2Tokenizer, {}),
-        ("gptj", GPT2Tokenizer, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}),
-        ("starcoder2", GPT2Tokenizer, {"add_prefix_space": True}),
         ("opt", GPT2Tokenizer, {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}),
-        ("gpt_neox", GPTNeoXTokenizer, {"tokenizer_class": "GPTNeoXTokenizer"}),
-        ("qwen2", Qwen2Tokenizer, {"tokenizer_class": "Qwen2Tokenizer"}),
-        ("granite", GPT2Tokenizer, {"unk_token": "<|endoftext|>"}),
-        ("llama", GPT2Tokenizer, {"tokenizer_class": "GPT2TokenizerFast"}),
+        *mark_slow(
+            ("gptj", GPT2Tokenizer, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}),
+            ("starcoder2", GPT2Tokenizer, {"add_prefix_space": True}),
+            ("gpt_neox", GPTNeoXTokenizer, {"tokenizer_class": "GPTNeoXTokenizer"}),
+            ("qwen2", Qwen2Tokenizer, {"tokenizer_class": "Qwen2Tokenizer"}),
+            ("granite", GPT2Tokenizer, {"unk_token": "<|endoftext|>"}),
+            ("llama", GPT2Tokenizer, {"tokenizer_class": "GPT2TokenizerFast"}),
+        ),
     ],
 )
 def test_a_vocabulary_with_merges(
@@ -187,8 +196,7 @@ def test_a_vocabulary_with_merges(
 
 
 def test_added_tokens_and_equal_bytes(model: Path, convert: Convert) -> None:
-    (model / "tokenizer.model").write_bytes(train_sentencepiece("llama"))
-    write_config(model, "llama", LLAMA | {"pad_token": "<pad>"})
+    write_model(model, train_sentencepiece("llama"), "llama", LLAMA | {"pad_token": "<pad>"})
     size = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece("llama")).get_piece_size()
     (model / "added_tokens.json").write_text(json.dumps({"<|tool|>": size, "<pad>": size + 1}))
     first, second = (convert()[0] for _ in range(2))
@@ -233,8 +241,7 @@ TIKTOKEN = b"".join(base64.b64encode(bytes([byte])) + f" {byte}\n".encode() for 
     ids=["empty", "ones", "random", "truncated", "tiktoken", "claims", "words", "characters"],
 )
 def test_what_is_no_convertible_model_is_refused(model: Path, convert: Convert, data: bytes, detail: str) -> None:
-    (model / "tokenizer.model").write_bytes(data)
-    write_config(model, "llama", None)
+    write_model(model, data, "llama", None)
     error = refuse(convert)
     assert error.subject == "tokenizer.model"
     (violation,) = error.violations
@@ -290,8 +297,7 @@ def add_pieces(count: int) -> bytes:
 
 
 def test_a_conversion_that_reaches_a_limit_is_refused(model: Path, convert: Convert) -> None:
-    (model / "tokenizer.model").write_bytes(add_pieces(600_000))
-    write_config(model, "llama", LLAMA)
+    write_model(model, add_pieces(600_000), "llama", LLAMA)
     error = refuse(convert, TextLimits(load_timeout_s=1.0))
     assert "took more than 1 s of processor time" in error.violations[0].value
     error = refuse(convert, TextLimits(max_memory_bytes=30 << 20))

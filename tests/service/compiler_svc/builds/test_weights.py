@@ -6,25 +6,24 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from google.longrunning import operations_pb2
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
-from bundle.layout import Layout
 from bundle.manifest import Tokenizer
-from bundle.oci import TOKENIZER_TYPE
-from bundle.reader import Bundle, open_bundle
-from bundle.referrers import list_referrers, read_referrer
-from bundle.verification import BlobVerifier
+from bundle.store.layout import Layout
+from bundle.store.oci import TOKENIZER_TYPE
+from bundle.store.reader import Bundle, open_bundle
+from bundle.store.referrers import list_referrers, read_referrer
+from bundle.store.verification import BlobVerifier
 from compiler_svc.builds.build_record import BUILD_TYPE
 from compiler_svc.planning.shard_admission import ShardRequest, admit_shard_request
 from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.checkpoints.tokenizer_sources import train_sentencepiece, write_byte_level
 from tests.servers.compiler_process import run_compiler
-from tests.servers.running_compiler import Client, refusal, response_of
+from tests.servers.refusals import refusal, refused
+from tests.servers.running_compiler import Client, response_of
 
 CONFIG = {"seq_len": 16, "max_context_length": 8, "on_device_sampling_config": {"dynamic": True}}
 
@@ -35,23 +34,17 @@ async def client(home: Path) -> AsyncIterator[Client]:
         yield compiler.client
 
 
-async def compile_tiny(client: Client, name: str, **neuron_config: Any) -> pb.CompileResponse:
-    operation = await client.compile(
-        name=name,
-        config_json=json.dumps({"neuron_config": CONFIG | neuron_config}),
-        optimization_level=pb.OPTIMIZATION_LEVEL_O0,
-    )
-    return response_of(await client.finish(operation))
+async def compile_tiny(client: Client, name: str, **changes: Any) -> pb.CompileResponse:
+    level = pb.OPTIMIZATION_LEVEL_O0
+    return await client.build(name=name, neuron_config=CONFIG | changes, optimization_level=level)
 
 
-async def shard(client: Client, **fields: Any) -> operations_pb2.Operation:
+async def shard(client: Client, **fields: Any) -> Any:
     defaults = {"name": "tuned", "model": "tuned", "executables_ref": "tiny"}
-    operation: operations_pb2.Operation = await client.compiler.ShardWeights(
-        pb.ShardWeightsRequest(**(defaults | fields))
-    )
-    return operation
+    return await client.compiler.ShardWeights(pb.ShardWeightsRequest(**(defaults | fields)))
 
 
+@pytest.mark.slow
 async def test_executables_and_weights_apart(client: Client, home: Path) -> None:
     tuned = write_checkpoint(home / "models" / "tuned", seed=1)
     (tuned / "README.md").write_text("---\nlicense: mit\nbase_model: tiny\n---\n")
@@ -132,31 +125,23 @@ async def check_weights_alone(client: Client, full: Bundle, weights: Bundle) -> 
 
 async def check_refusals(client: Client, home: Path) -> None:
     write_checkpoint(home / "models" / "hotter", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"})
-    refused = await refusal(shard(client, model="hotter"))
-    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_ABI_MISMATCH")
-    assert refused.metadata["attribute"].startswith("rope.")
-    assert (refused.metadata["actual"], refused.metadata["expected"]) == ("5000", "10000")
+    how = await refused(shard(client, model="hotter"), "FAILED_PRECONDITION", "GRAPH_ABI_MISMATCH")
+    assert how.metadata["attribute"].startswith("rope.")
+    assert (how.metadata["actual"], how.metadata["expected"]) == ("5000", "10000")
 
     write_checkpoint(home / "models" / "nudged", rms_norm_eps=1e-6)
     assert (await refusal(shard(client, model="nudged"))).metadata["attribute"] == "rms_norm_eps"
 
-    refused = await refusal(shard(client, executables_ref="tuned"))
-    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "EXECUTABLES_MISSING")
-    assert await reasons(
-        shard(client, executables_ref="nothing"),
-        shard(client, executables_ref="Tiny?"),
-        shard(client, name="Tiny"),
-        shard(client, model="../elsewhere"),
-        shard(client, model="missing"),
-        shard(client, request_id="r" * 129),
-    ) == [
-        "BUNDLE_NOT_FOUND",
-        "REF_INVALID",
-        "NAME_INVALID",
-        "PATH_OUTSIDE_MODEL_ROOTS",
-        "CHECKPOINT_NOT_FOUND",
-        "CONFIG_INVALID",
-    ]
+    await refused(shard(client, executables_ref="tuned"), "FAILED_PRECONDITION", "EXECUTABLES_MISSING")
+    for fields, reason in (
+        ({"executables_ref": "nothing"}, "BUNDLE_NOT_FOUND"),
+        ({"executables_ref": "Tiny?"}, "REF_INVALID"),
+        ({"name": "Tiny"}, "NAME_INVALID"),
+        ({"model": "../elsewhere"}, "PATH_OUTSIDE_MODEL_ROOTS"),
+        ({"model": "missing"}, "CHECKPOINT_NOT_FOUND"),
+        ({"request_id": "r" * 129}, "CONFIG_INVALID"),
+    ):
+        assert (await refusal(shard(client, **fields))).reason == reason
 
     operation = await shard(client, executables_ref="bare", request_id="r")
     assert (await shard(client, executables_ref="bare", request_id="r")).name == operation.name
@@ -228,10 +213,6 @@ async def shard_tokenizer(client: Client, home: Path, model: str) -> tuple[Token
         file.title for file in tokenizer.files
     }
     return tokenizer, response.warnings
-
-
-async def reasons(*calls: Any) -> list[str]:
-    return [(await refusal(call)).reason for call in calls]
 
 
 def open_verified(home: Path, digest: str) -> Bundle:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,21 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec
 from execution.ranks.forkservers import RankForkservers
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
+from tests.checkpoints.ropes import ROPES
 from tests.checkpoints.specs import HOST_SAMPLING
-from tests.checkpoints.tiny_models import GEOMETRIES, ROPES, TinyModel, write_tiny_model
+from tests.checkpoints.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
 
 GREEDY = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.0)
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=64)
 BAKED = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", top_k=20, top_p=0.9, temperature=0.7)
 DETERMINISTIC = msgspec.structs.replace(BAKED, deterministic=True)
 
-#: The ranks of all checks come from these.
-FORKSERVERS = RankForkservers()
+Check = Callable[[TinyModel, UnpublishedBundle], GoldenResult]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close_forkservers() -> Iterator[None]:
-    yield
-    FORKSERVERS.close()
+@pytest.fixture
+def check(forkservers: RankForkservers) -> Check:
+    return lambda tiny, bundle: check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint, forkservers.open)
 
 
 @pytest.fixture(scope="module")
@@ -43,30 +42,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 def bundle_of(
-    tiny: TinyModel, directory: Path, token_buckets: tuple[int, ...] = (32,), **changes: Any
+    tiny: TinyModel,
+    directory: Path,
+    context_buckets: tuple[int, ...] = (16,),
+    token_buckets: tuple[int, ...] = (32,),
+    **changes: Any,
 ) -> UnpublishedBundle:
     spec = tiny.spec(**changes)
     plan = tiny.plan(dtype=spec.dtype, tp_degree=spec.tp_degree)
-    return make_bundle(directory, spec, plan, tiny.checkpoint, context_buckets=(16,), token_buckets=token_buckets)
+    return make_bundle(
+        directory, spec, plan, tiny.checkpoint, context_buckets=context_buckets, token_buckets=token_buckets
+    )
 
 
 @pytest.fixture(scope="module")
 def bucketed(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> UnpublishedBundle:
-    return make_bundle(
-        tmp_path_factory.mktemp("bundle"),
-        tiny.spec(),
-        tiny.plan(),
-        tiny.checkpoint,
-        context_buckets=(16, 32),
-        token_buckets=(12, 24, 128),
-    )
+    return bundle_of(tiny, tmp_path_factory.mktemp("bundle"), (16, 32), (12, 24, 128))
 
 
-def check(tiny: TinyModel, bundle: UnpublishedBundle) -> GoldenResult:
-    return check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint, FORKSERVERS.open)
-
-
-def test_every_executable_is_compared(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
+def test_every_executable_is_compared(check: Check, tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
     result = check(tiny, bucketed)
     assert {one.tag: one.num_steps for one in result.executables} == {
         "context_encoding_16": 3,
@@ -93,26 +87,30 @@ def check_deviations(result: GoldenResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "output_logits"),
+    ("tp_degree", "changes"),
     [
-        (DYNAMIC, False),
-        (DETERMINISTIC, False),
-        pytest.param(GREEDY, False, marks=pytest.mark.slow),
-        pytest.param(DYNAMIC, True, marks=pytest.mark.slow),
-        pytest.param(BAKED, False, marks=pytest.mark.slow),
+        (1, {"sampling": DYNAMIC, "output_logits": False}),
+        (1, {"sampling": DETERMINISTIC, "output_logits": False}),
+        pytest.param(1, {"sampling": GREEDY, "output_logits": False}, marks=pytest.mark.slow),
+        pytest.param(1, {"sampling": DYNAMIC, "output_logits": True}, marks=pytest.mark.slow),
+        pytest.param(1, {"sampling": BAKED, "output_logits": False}, marks=pytest.mark.slow),
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        pytest.param(2, {"sampling": DYNAMIC, "output_logits": True}, marks=pytest.mark.slow),
+        pytest.param(2, {"sampling": DYNAMIC, "output_logits": False}, marks=pytest.mark.slow),
+        (4, {"sampling": GREEDY, "output_logits": False}),
     ],
 )
-def test_logits_behind_tokens_are_compared(
-    tiny: TinyModel, tmp_path: Path, sampling: Sampling, output_logits: bool
+def test_logits_behind_tokens_and_of_several_ranks_are_compared(
+    check: Check, tiny: TinyModel, tmp_path: Path, tp_degree: int, changes: dict[str, Any]
 ) -> None:
-    changes = {"sampling": sampling, "output_logits": output_logits}
-    result = check(tiny, bundle_of(tiny, tmp_path, returns_internal=True, **changes))
-    assert all(one.num_steps > 0 for one in result.executables)
+    """The vocabulary of 211 divides by neither 2 nor 4."""
+    result = check(tiny, bundle_of(tiny, tmp_path, tp_degree=tp_degree, returns_internal=True, **changes))
+    assert [one.num_steps for one in result.executables] == [2, 8]
     check_deviations(result)
     assert sum(one.num_ties for one in result.executables) == 0
 
 
-def test_executables_of_v0_1_have_tokens_only(tiny: TinyModel, tmp_path: Path) -> None:
+def test_executables_of_v0_1_have_tokens_only(check: Check, tiny: TinyModel, tmp_path: Path) -> None:
     """As when weights are made for a bundle that v0.1 compiled."""
     result = check(tiny, bundle_of(tiny, tmp_path, sampling=GREEDY, output_logits=False))
     assert all(one.num_steps > 0 and one.max_deviation is None for one in result.executables)
@@ -120,24 +118,7 @@ def test_executables_of_v0_1_have_tokens_only(tiny: TinyModel, tmp_path: Path) -
     assert "whose greedy tokens are those of transformers" in result.summary
 
 
-@pytest.mark.parametrize(
-    ("tp_degree", "changes"),
-    [
-        pytest.param(2, {}, marks=pytest.mark.slow),
-        pytest.param(2, {"sampling": DYNAMIC, "output_logits": True}, marks=pytest.mark.slow),
-        (2, {"sampling": DYNAMIC, "output_logits": False}),
-        (4, {"sampling": GREEDY, "output_logits": False}),
-    ],
-)
-def test_several_ranks(tiny: TinyModel, tmp_path: Path, tp_degree: int, changes: dict[str, Any]) -> None:
-    """The vocabulary of 211 divides by neither."""
-    result = check(tiny, bundle_of(tiny, tmp_path, tp_degree=tp_degree, returns_internal=True, **changes))
-    assert [one.num_steps for one in result.executables] == [2, 8]
-    check_deviations(result)
-    assert sum(one.num_ties for one in result.executables) == 0
-
-
-def test_a_rank_with_anothers_weights_is_found(tiny: TinyModel, tmp_path: Path) -> None:
+def test_a_rank_with_anothers_weights_is_found(check: Check, tiny: TinyModel, tmp_path: Path) -> None:
     bundle = bundle_of(tiny, tmp_path, tp_degree=2)
     shards = [shard.blob for shard in bundle.manifest.weight_sets[0].shards]
     swapped = {**bundle.blobs, shards[0]: bundle.blobs[shards[1]]}
@@ -145,15 +126,13 @@ def test_a_rank_with_anothers_weights_is_found(tiny: TinyModel, tmp_path: Path) 
         check(tiny, UnpublishedBundle(bundle.manifest, swapped))
 
 
-def test_batched_prompts(tiny: TinyModel, tmp_path: Path) -> None:
+def test_batched_prompts(check: Check, tiny: TinyModel, tmp_path: Path) -> None:
     assert check(tiny, bundle_of(tiny, tmp_path, ctx_batch_size=2)).executables
 
 
-def test_prompts_longer_than_any_generation(tiny: TinyModel, tmp_path: Path) -> None:
-    bundle = make_bundle(
-        tmp_path, tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(16, 32), token_buckets=(12,)
-    )
-    assert [one.num_steps for one in check(tiny, bundle).executables] == [2, 1, 6]
+def test_prompts_longer_than_any_generation(check: Check, tiny: TinyModel, tmp_path: Path) -> None:
+    result = check(tiny, bundle_of(tiny, tmp_path, (16, 32), (12,)))
+    assert [one.num_steps for one in result.executables] == [2, 1, 6]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +144,7 @@ def test_prompts_longer_than_any_generation(tiny: TinyModel, tmp_path: Path) -> 
         pytest.param("float16", GREEDY, id="float16-tokens", marks=pytest.mark.slow),
     ],
 )
-def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str, sampling: Sampling) -> None:
+def test_low_precision(check: Check, tiny: TinyModel, tmp_path: Path, dtype: str, sampling: Sampling) -> None:
     """The tolerance is wide enough for rounding, and not much wider."""
     changes = {"sampling": sampling, "output_logits": False, "returns_internal": True}
     result = check(tiny, bundle_of(tiny, tmp_path, dtype=dtype, **changes))
@@ -174,14 +153,11 @@ def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str, sampling: Sa
 
 
 @pytest.mark.parametrize("rope", ["longrope", pytest.param("dynamic", marks=pytest.mark.slow)])
-def test_sequences_do_not_stretch_each_other(tmp_path: Path, rope: str) -> None:
+def test_sequences_do_not_stretch_each_other(check: Check, tmp_path: Path, rope: str) -> None:
     """The reference's rotary embedding would remember an earlier, longer sequence."""
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"rope_parameters": ROPES[rope], "max_position_embeddings": 10}
     tiny = write_tiny_model(tmp_path / "model", attributes)
-    bundle = make_bundle(
-        tmp_path, tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(14, 15, 16), token_buckets=(64,)
-    )
-    assert check(tiny, bundle).executables
+    assert check(tiny, bundle_of(tiny, tmp_path, (14, 15, 16), (64,))).executables
 
 
 def with_changed_weights(
@@ -201,13 +177,13 @@ def with_changed_weights(
     [("model.layers.1.mlp.down_proj.weight", 0.01), ("rope.inv_freq", 0.01), ("model.norm.weight", math.nan)],
 )
 def test_wrong_weights_are_found(
-    tiny: TinyModel, bucketed: UnpublishedBundle, tmp_path: Path, name: str, change: float
+    check: Check, tiny: TinyModel, bucketed: UnpublishedBundle, tmp_path: Path, *, name: str, change: float
 ) -> None:
     with pytest.raises(GoldenMismatch, match=r"context_encoding_16 differs .* at position 7: logits deviate by "):
         check(tiny, with_changed_weights(bucketed, tmp_path, name, lambda weight: weight + change))
 
 
-def test_wrong_tokens_are_found(tiny: TinyModel, tmp_path: Path) -> None:
+def test_wrong_tokens_are_found(check: Check, tiny: TinyModel, tmp_path: Path) -> None:
     bundle = bundle_of(tiny, tmp_path, sampling=GREEDY, output_logits=False)
     name = "model.layers.0.self_attn.v_proj.weight"
     damaged = with_changed_weights(bundle, tmp_path, name, lambda weight: weight + 0.5)
@@ -217,7 +193,9 @@ def test_wrong_tokens_are_found(tiny: TinyModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_wrong_logits_are_found_though_the_tokens_agree(tiny: TinyModel, tmp_path: Path, tp_degree: int) -> None:
+def test_wrong_logits_are_found_though_the_tokens_agree(
+    check: Check, tiny: TinyModel, tmp_path: Path, tp_degree: int
+) -> None:
     """Scaled logits have the same order. Without them, as in v0.1, the same weights pass."""
     for returns_internal in (False, True):
         directory = tmp_path / str(returns_internal)
@@ -233,7 +211,7 @@ def test_wrong_logits_are_found_though_the_tokens_agree(tiny: TinyModel, tmp_pat
 
 
 def test_a_fault_of_one_graph_is_found_though_its_tokens_agree(
-    tiny: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Check, tiny: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is compiled is not what was written: one graph computes with a norm that is off by a thousandth."""
 
@@ -253,15 +231,13 @@ def test_a_fault_of_one_graph_is_found_though_its_tokens_agree(
         check(tiny, bundle)
 
 
-def test_swapped_buckets_are_found(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
+def test_swapped_buckets_are_found(check: Check, tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
     """A token_generation executable that reads fewer positions than its bucket says."""
     manifest = bucketed.manifest
     smaller = next(executable for executable in manifest.executables if executable.tag == "token_generation_12")
     executables = tuple(
-        msgspec.structs.replace(executable, blob=smaller.blob)
-        if executable.tag == "token_generation_24"
-        else executable
-        for executable in manifest.executables
+        msgspec.structs.replace(one, blob=smaller.blob) if one.tag == "token_generation_24" else one
+        for one in manifest.executables
     )
     swapped = UnpublishedBundle(msgspec.structs.replace(manifest, executables=executables), bucketed.blobs)
     with pytest.raises(GoldenMismatch, match=r"token_generation_24 differs .* at position 12"):

@@ -21,6 +21,7 @@ from execution.executors.aoti_library import AotiError, AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from tests.lowering_cache import LOWERING_CACHE
 from tests.ranks.toy import LAYERS, NUM_STATE, STATE_SHAPE, make_model, stage_toy
+from tests.service.compiler_svc.lower.libraries import open_library, read_code
 from tests.tools import require_tool
 
 pytestmark = pytest.mark.toolchain
@@ -51,12 +52,9 @@ def disassemble(path: Path) -> str:
     return subprocess.run([require_tool("objdump"), "-d", path], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_record(lowered: LoweredExecutable) -> None:
+def test_the_library_names_its_constants_and_holds_neither_weights_nor_paths(lowered: LoweredExecutable) -> None:
     assert (lowered.format, lowered.state_convention) == ("aoti", "in_place")
     assert set(lowered.constants) == set(make_model(0).state_dict())
-
-
-def test_the_library_holds_neither_weights_nor_paths(lowered: LoweredExecutable) -> None:
     library = lowered.path.read_bytes()
     assert make_model(0).head.weight[0].numpy().tobytes() not in library
     for path in (lowered.path.parent, Path(torch.__file__).parent, Path.home()):
@@ -80,14 +78,6 @@ def weights() -> dict[str, Tensor]:
     return make_model(0).state_dict()
 
 
-def open_library(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> AotiLibrary:
-    """Loads a library and gives it weights, which it does not keep alive."""
-    library = AotiLibrary(lowered.path)
-    library.bind_constants(weights)
-    library.swap_constants()
-    return library
-
-
 def make_arguments(seq_ids: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     state = [torch.randn(STATE_SHAPE, generator=generator) for _ in range(NUM_STATE)]
@@ -107,11 +97,10 @@ def make_arguments(seq_ids: Tensor) -> list[Tensor]:
 def test_an_argument_of_another_kind_is_an_error(
     lowered: LoweredExecutable, weights: dict[str, Tensor], seq_ids: Tensor, message: str
 ) -> None:
-    library = open_library(lowered, weights)
-    with pytest.raises(AotiError, match=rf"input_handles\[2\]: {message}"):
-        library.run(make_arguments(seq_ids))
-    assert library.run(make_arguments(torch.tensor([0, 1], dtype=torch.int32)))[0].isfinite().all()
-    library.close()
+    with open_library(lowered, weights) as library:
+        with pytest.raises(AotiError, match=rf"input_handles\[2\]: {message}"):
+            library.run(make_arguments(seq_ids))
+        assert library.run(make_arguments(torch.tensor([0, 1], dtype=torch.int32)))[0].isfinite().all()
 
 
 def test_the_library_says_what_its_constants_are(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> None:
@@ -121,18 +110,12 @@ def test_the_library_says_what_its_constants_are(lowered: LoweredExecutable, wei
     library.close()
 
 
-def read_code(lowered: LoweredExecutable) -> str:
-    return (lowered.path.parent / "executable.wrapper.cpp").read_text()
-
-
-def test_equal_layers_are_one_function(lowered: LoweredExecutable) -> None:
+def test_equal_layers_are_one_function_and_constants_and_inputs_are_tables(
+    lowered: LoweredExecutable, weights: dict[str, Tensor]
+) -> None:
     code = read_code(lowered)
     (function,) = re.findall(r"static void (kiln_layer_\w+)\(", code)
     assert code.count(f"{function}(") == 1 + LAYERS
-
-
-def test_constants_and_inputs_are_tables(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> None:
-    code = read_code(lowered)
     assert code.count("constants_info_[") == code.count("check_inputs(input_handles") == 1
     assert code.count("ConstantType::Parameter") == len(weights)
 
@@ -152,10 +135,9 @@ def test_a_repeated_layer_computes_what_layers_of_their_own_compute(
     assert "kiln_layer_" not in read_code(written_out)
     results = []
     for one in (lowered, written_out):
-        library = open_library(one, weights)
         arguments = make_arguments(torch.tensor([2, 0], dtype=torch.int32))
-        results.append([*library.run(arguments), *arguments])
-        library.close()
+        with open_library(one, weights) as library:
+            results.append([*library.run(arguments), *arguments])
     for got, expected in zip(*results, strict=True):
         assert torch.equal(got, expected)
 

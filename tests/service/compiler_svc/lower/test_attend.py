@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from math import prod
 from pathlib import Path
@@ -12,15 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers the operators
-from bundle.manifest import Target
 from compiler_svc.lower.attend import use_attend_kernel
-from compiler_svc.lower.job import LoweringOptions
-from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.program import stage_job
-from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
-from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from tests.lowering_cache import LOWERING_CACHE
+from tests.service.compiler_svc.lower.libraries import list_buffer_elements, lower_module, open_library, read_code
 
 SLOTS, KV_HEADS, CAPACITY, HEAD_DIM = 4, 2, 300, 16
 CACHE_SHAPE = (SLOTS, KV_HEADS, CAPACITY, HEAD_DIM)
@@ -74,25 +67,14 @@ def make_inputs(tokens: int) -> list[Tensor]:
 def test_a_library_writes_its_caches_in_place(tmp_path: Path, lowerings: ForkserverClient, tokens: int) -> None:
     model, inputs = Layers().requires_grad_(False), make_inputs(tokens)
     expected, *caches = model(*inputs)
-    job = stage_job(
-        torch.export.export(model, tuple(inputs)),
-        tag="attention",
-        num_state=4,
-        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
-        directory=tmp_path / "attention",
-        cache_dir=LOWERING_CACHE,
-    )
-    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
-    library = AotiLibrary(executable.path)
-    library.bind_constants(model.state_dict())
-    library.swap_constants()
-    (attended,) = library.run(inputs)
+    executable = lower_module(lowerings, tmp_path, model, inputs, num_state=4)
+    with open_library(executable, model.state_dict()) as library:
+        (attended,) = library.run(inputs)
     live = [0, 2]
     torch.testing.assert_close(attended[live], expected[live])
     for cache, written in zip(inputs[4:], caches, strict=True):
         torch.testing.assert_close(cache, written)
-    library.close()
-    assert_nothing_touches_caches_but_the_kernel((job.directory / "executable.wrapper.cpp").read_text())
+    assert_nothing_touches_caches_but_the_kernel(read_code(executable))
 
 
 def assert_nothing_touches_caches_but_the_kernel(code: str) -> None:
@@ -105,11 +87,7 @@ def assert_nothing_touches_caches_but_the_kernel(code: str) -> None:
         for cache in caches:
             users = [line.strip() for line in run.splitlines() if f"{cache}.data_ptr()" in line]
             assert [user.partition("(")[0] for user in users] == ["kiln_attend_float_float"]
-    sizes = dict(re.findall(r"int64_t (int_array_\d+)\[\] = {(.*)};", run))
-    buffers = re.findall(r"aoti_torch_empty_strided\(\d+, (\w+),", run)
-    assert buffers
-    elements = [prod(int(size.strip(" L")) for size in sizes[name].split(",") if size.strip()) for name in buffers]
-    assert max(elements) < prod(CACHE_SHAPE)
+    assert 0 < max(list_buffer_elements(run)) < prod(CACHE_SHAPE)
     # The values are read where the projection left them, behind queries and keys.
     assert "+ 96" in calls[1]
 
@@ -149,15 +127,3 @@ def test_caches_that_a_graph_keeps_are_copied(overwrites: bool) -> None:
     assert count_calls(module, torch.ops.aten.clone.default) == (1 if overwrites else 2)
     torch.testing.assert_close(module(*inputs), expected)
     assert keys.equal(before) != overwrites
-
-
-def test_headers_of_kernels_are_part_of_cache_keys(tmp_path: Path) -> None:
-    kernels = tmp_path / "compiler_svc" / "lower" / "kernels"
-    kernels.mkdir(parents=True)
-    digests = []
-    for text in ("// one", "// two"):
-        (kernels / "vectors.h").write_text(text)
-        digest_code.cache_clear()
-        digests.append(digest_code(LOWERING_CODE, tmp_path))
-    digest_code.cache_clear()
-    assert digests[0] != digests[1]

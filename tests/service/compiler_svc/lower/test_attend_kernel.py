@@ -15,9 +15,10 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import execution.attention.operators  # noqa: F401 - registers the reference
 from targets.cpu import X86_64
-from tests.attention.covering import cover
 from tests.attention.kernel import PAIRS, AttendKernel
 from tests.attention.steps import CASES, AttentionStep
+from tests.covering import cover
+from tests.kernel_library import ISAS, list_isas
 
 pytestmark = pytest.mark.toolchain
 
@@ -40,11 +41,7 @@ FACTORS: dict[str, list[Any]] = {
 LONGEST = 208
 
 
-#: The second multiplies as the first does, in vectors as wide as the last one's: the long run has it.
-ISAS = ["x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow), "x86-64-v4-bf16"]
-
-
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=list_isas(ISAS[:3]))
 def kernel(request: pytest.FixtureRequest) -> AttendKernel:
     if request.param not in X86_64.list_supported():
         pytest.skip(f"this host has no {request.param}")
@@ -237,15 +234,18 @@ class GuardedCache:
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 32])
-@pytest.mark.parametrize(("begin", "end"), [(0, 16), (0, 208), (0, 1024), (96, 144), (480, 1040)])
-def test_nothing_is_read_before_or_behind_what_lives(kernel: AttendKernel, begin: int, end: int, tokens: int) -> None:
-    assert_nothing_is_read_outside(kernel, begin, end, tokens, head_dim=64)
-
-
-@pytest.mark.parametrize("tokens", [1, 32])
-@pytest.mark.parametrize(("begin", "end"), [(0, 32), (0, 1024), (96, 160), (480, 1056)])
-def test_nothing_of_bfloat16_is_read_outside(kernel: AttendKernel, begin: int, end: int, tokens: int) -> None:
-    assert_nothing_is_read_outside(kernel, begin, end, tokens, head_dim=64, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("dtype", "ranges"),
+    [
+        (torch.float32, [(0, 16), (0, 208), (0, 1024), (96, 144), (480, 1040)]),
+        (torch.bfloat16, [(0, 32), (0, 1024), (96, 160), (480, 1056)]),
+    ],
+)
+def test_nothing_is_read_before_or_behind_what_lives(
+    kernel: AttendKernel, dtype: torch.dtype, ranges: list[tuple[int, int]], tokens: int
+) -> None:
+    for begin, end in ranges:
+        assert_nothing_is_read_outside(kernel, begin, end, tokens, head_dim=64, dtype=dtype)
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_heads_of_any_size_are_read_to_their_end_only(kernel: AttendKernel, head
 
 
 def assert_nothing_is_read_outside(
-    kernel: AttendKernel, begin: int, end: int, tokens: int, *, head_dim: int, dtype: torch.dtype = torch.float32
+    kernel: AttendKernel, begin: int, end: int, tokens: int, *, head_dim: int, dtype: torch.dtype
 ) -> None:
     """A touch of guarded memory ends this process."""
     block_tokens = 1536

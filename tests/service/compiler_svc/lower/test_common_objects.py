@@ -108,7 +108,7 @@ def test_what_set_up_installs_is_all_that_libraries_share(make_job: MakeJob) -> 
     with steered(job):
         paths = [
             compile_interface(job),
-            compile_linear_kernel(job),
+            compile_linear_kernel(job, (torch.float32, torch.float32)),
             compile_top_kernel(job),
             compile_attend_kernel(job, (torch.float32, torch.float32)),
             *(precompile_header(job, header, is_wrapper=is_wrapper) for header, is_wrapper in HEADERS.items()),

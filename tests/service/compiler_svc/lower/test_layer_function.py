@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from math import prod
 from pathlib import Path
@@ -12,13 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers the operators
-from bundle.manifest import Target
-from compiler_svc.lower.job import LoweringOptions
-from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.program import stage_job
-from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from tests.lowering_cache import LOWERING_CACHE
+from tests.service.compiler_svc.lower.libraries import list_buffer_elements, lower_module, open_library, read_code
 
 pytestmark = pytest.mark.toolchain
 
@@ -65,23 +59,12 @@ def make_inputs() -> list[Tensor]:
 def test_each_call_writes_the_caches_of_its_layer(tmp_path: Path, lowerings: ForkserverClient) -> None:
     model, inputs = Model().requires_grad_(False), make_inputs()
     expected = model(*inputs)
-    job = stage_job(
-        torch.export.export(model, tuple(inputs)),
-        tag="layers",
-        num_state=2 * LAYERS,
-        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
-        directory=tmp_path / "layers",
-        cache_dir=LOWERING_CACHE,
-    )
-    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
-    library, weights = AotiLibrary(executable.path), model.state_dict()
-    library.bind_constants(weights)
-    library.swap_constants()
-    got = library.run(inputs)
+    executable = lower_module(lowerings, tmp_path, model, inputs, num_state=2 * LAYERS)
+    with open_library(executable, model.state_dict()) as library:
+        got = library.run(inputs)
     for one, other in zip((*got, *inputs[3:]), expected, strict=True):
         torch.testing.assert_close(one, other)
-    library.close()
-    check_code((job.directory / "executable.wrapper.cpp").read_text())
+    check_code(read_code(executable))
 
 
 def check_code(code: str) -> None:
@@ -97,7 +80,4 @@ def check_code(code: str) -> None:
     assert len(caches) == 2, "the kernel writes something else than the inputs"
     for cache in caches:
         assert body.count(f"{cache}.data_ptr()") == 1
-    sizes = dict(re.findall(r"int64_t (int_array_\d+)\[\] = {(.*)};", body))
-    buffers = re.findall(r"aoti_torch_empty_strided\(\d+, (\w+),", body)
-    elements = [prod(int(size.strip(" L")) for size in sizes[name].split(",") if size.strip()) for name in buffers]
-    assert 0 < max(elements) < prod(CACHE_SHAPE)
+    assert 0 < max(list_buffer_elements(body)) < prod(CACHE_SHAPE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,16 @@ from torch import Tensor, nn
 from torch.fx.graph import CodeGen
 
 from bundle.abi.outputs import INVALID_ROW
-from bundle.manifest import Target
 from compiler_svc.builds.executable_stage import find_live_inputs
-from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions
+from compiler_svc.lower.job import LiveInputs
 from compiler_svc.lower.live_rows import find_live_rows
-from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.program import stage_job
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import describe_state, describe_submodel
-from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from execution.sampling import greedy, sample
 from tests.checkpoints.tiny_models import GEOMETRIES, write_tiny_model
-from tests.lowering_cache import LOWERING_CACHE
 from tests.ranks.stepping import load_shard, run_eagerly
+from tests.service.compiler_svc.lower.libraries import lower, open_library
 
 ROWS, TOKENS, WIDTH = 3, 5, 48
 VOCAB_SIZE = 200
@@ -36,6 +31,12 @@ LIVE = LiveInputs(rows=1, tokens=0, counts=2)
 
 def int32(values: Sequence[object]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
+
+
+def soil(value: float, *shape: int) -> None:
+    """Buffers get memory that was freed lately: that of the next ones holds a value."""
+    others = [torch.full(shape, value) for _ in range(20)]
+    del others
 
 
 class Elementwise(nn.Module):
@@ -80,41 +81,30 @@ class Heads(nn.Module):
         return (hidden.transpose(1, 2) + 1).contiguous(), live_rows + num_tokens
 
 
-def stage(program: torch.export.ExportedProgram, path: Path, live: LiveInputs | None, num_state: int) -> LoweringJob:
-    return stage_job(
-        program,
-        tag=path.name,
-        num_state=num_state,
-        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
-        directory=path,
-        cache_dir=LOWERING_CACHE,
-        live=live,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.toolchain
 def test_loops_over_tokens_end_with_the_last_live_one(tmp_path: Path, lowerings: ForkserverClient) -> None:
     model = Elementwise().requires_grad_(False)
     ids = torch.arange(ROWS * TOKENS, dtype=torch.int32).view(ROWS, TOKENS) % 10
     program = torch.export.export(model, (ids, int32([2]), int32([5, 2, 1])))
-    job = stage(program, tmp_path / "loops", LIVE, num_state=0)
-    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
-    library = AotiLibrary(executable.path)
-    library.bind_constants(model.state_dict())
-    library.swap_constants()
-    for live_rows, num_tokens, last in ((2, (5, 2, 1), 7), (3, (1, 1, 5), 15), (1, (1, 5, 5), 1), (0, (1, 1, 1), 0)):
-        inputs = [ids, int32([live_rows]), int32(num_tokens)]
-        expected, longest, _ = model(*inputs)
-        # Buffers get memory that was freed lately: this run's may hold the results of the run before.
-        others = [torch.full_like(expected, float("nan")) for _ in range(20)]
-        del others
-        result, found, _ = library.run(inputs)
-        is_computed = (torch.arange(ROWS * TOKENS) < last).view(ROWS, TOKENS)
-        torch.testing.assert_close(result[is_computed], expected[is_computed])
-        assert not torch.isclose(result[~is_computed], expected[~is_computed]).any()
-        assert found.equal(longest), "what is smaller than a token's values is computed whole"
-    library.close()
+    executable = lower(lowerings, tmp_path, program, num_state=0, live=LIVE)
+    with open_library(executable, model.state_dict()) as library:
+        for live_rows, num_tokens, last in (
+            (2, (5, 2, 1), 7),
+            (3, (1, 1, 5), 15),
+            (1, (1, 5, 5), 1),
+            (0, (1, 1, 1), 0),
+        ):
+            # Other tokens each time: the memory of the results before, which may come again, has other values.
+            ids = (ids + 1) % 10
+            inputs = [ids, int32([live_rows]), int32(num_tokens)]
+            expected, longest, _ = model(*inputs)
+            soil(float("nan"), *expected.shape)
+            result, found, _ = library.run(inputs)
+            is_computed = (torch.arange(ROWS * TOKENS) < last).view(ROWS, TOKENS)
+            torch.testing.assert_close(result[is_computed], expected[is_computed])
+            assert not torch.isclose(result[~is_computed], expected[~is_computed]).any()
+            assert found.equal(longest), "what is smaller than a token's values is computed whole"
 
 
 @pytest.mark.slow
@@ -127,28 +117,22 @@ def test_loops_over_the_vocabulary_leave_out_rows_that_are_not_live(
     ids, rand = torch.arange(rows, dtype=torch.int32)[:, None], torch.linspace(0, 0.99, rows)[:, None]
     params = torch.tensor([[1.0, 1.0, 1.0], [0, 1, 1], [5, 0.9, 0.7], [0, 0.8, 1.5], [3, 1, 0], [0, 0.3, 1]])
     program = torch.export.export(model, (ids, int32([2]), params, rand))
-    job = stage(program, tmp_path / "sampling", LiveInputs(rows=1, tokens=0), num_state=0)
-    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
-    library = AotiLibrary(executable.path)
-    library.bind_constants(model.state_dict())
-    library.swap_constants()
-    for num_live, noise in ((6, 0.0), (2, float("nan")), (4, 1e38), (1, float("-inf")), (0, float("inf"))):
-        ids[:, 0] = torch.tensor([1, 7, 2, 3, 4, 5] if num_live == 4 else [1, 2, 3, 4, 5, 6])
-        inputs = [ids, int32([num_live]), params, rand]
-        largest, total, _, *tokens = model(*inputs)
-        # What rows that are not live hold: buffers get memory that was freed lately.
-        others = [torch.full((rows, VOCAB_SIZE), noise) for _ in range(20)]
-        del others
-        found_largest, found_total, _, *found_tokens = library.run(inputs)
-        torch.testing.assert_close(found_largest[:num_live], largest[:num_live], equal_nan=True)
-        torch.testing.assert_close(found_total[:num_live], total[:num_live], rtol=1e-4, atol=0, equal_nan=True)
-        assert (found_largest[num_live:] == float("-inf")).all(), "the largest of nothing"
-        assert (found_total[num_live:] == 0).all(), "the sum of nothing"
-        for found, expected in zip(found_tokens, tokens, strict=True):
-            assert found[:num_live].equal(expected[:num_live])
-            invalid = (found[:num_live] == INVALID_ROW).nonzero().flatten().tolist()
-            assert invalid == ([1] if num_live == 4 else []), "NaN is in one row alone"
-    library.close()
+    executable = lower(lowerings, tmp_path, program, num_state=0, live=LiveInputs(rows=1, tokens=0))
+    with open_library(executable, model.state_dict()) as library:
+        for num_live, noise in ((6, 0.0), (2, float("nan")), (4, 1e38), (1, float("-inf")), (0, float("inf"))):
+            ids[:, 0] = torch.tensor([1, 7, 2, 3, 4, 5] if num_live == 4 else [1, 2, 3, 4, 5, 6])
+            inputs = [ids, int32([num_live]), params, rand]
+            largest, total, _, *tokens = model(*inputs)
+            soil(noise, rows, VOCAB_SIZE)
+            found_largest, found_total, _, *found_tokens = library.run(inputs)
+            torch.testing.assert_close(found_largest[:num_live], largest[:num_live], equal_nan=True)
+            torch.testing.assert_close(found_total[:num_live], total[:num_live], rtol=1e-4, atol=0, equal_nan=True)
+            assert (found_largest[num_live:] == float("-inf")).all(), "the largest of nothing"
+            assert (found_total[num_live:] == 0).all(), "the sum of nothing"
+            for found, expected in zip(found_tokens, tokens, strict=True):
+                assert found[:num_live].equal(expected[:num_live])
+                invalid = (found[:num_live] == INVALID_ROW).nonzero().flatten().tolist()
+                assert invalid == ([1] if num_live == 4 else []), "NaN is in one row alone"
 
 
 @pytest.mark.slow
@@ -157,16 +141,11 @@ def test_as_many_heads_as_tokens_are_not_taken_for_tokens(tmp_path: Path, loweri
     model = Heads().requires_grad_(False)
     inputs = [int32([[1, 2, 3, 4]]), int32([1]), int32([2])]
     program = torch.export.export(model, tuple(inputs))
-    job = stage(program, tmp_path / "heads", LIVE, num_state=0)
-    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
-    library = AotiLibrary(executable.path)
-    library.bind_constants(model.state_dict())
-    library.swap_constants()
-    others = [torch.full((1, 4, 4, 8), float("nan")) for _ in range(20)]
-    del others
-    result, _ = library.run(inputs)
-    torch.testing.assert_close(result[:, :, :2], model(*inputs)[0][:, :, :2])
-    library.close()
+    executable = lower(lowerings, tmp_path, program, num_state=0, live=LIVE)
+    with open_library(executable, model.state_dict()) as library:
+        soil(float("nan"), 1, 4, 4, 8)
+        result, _ = library.run(inputs)
+        torch.testing.assert_close(result[:, :, :2], model(*inputs)[0][:, :, :2])
 
 
 def test_live_tokens_are_counted_by_row() -> None:
@@ -209,15 +188,13 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
     spec = tiny.spec(num_slots=rows + 1, ctx_batch_size=rows, skips_idle=True, padding_side=padding_side)
     submodel = describe_submodel(spec, "context_encoding", tokens)
     traced = export_submodel(spec, tiny.plan(), submodel)
-    job = stage(traced.program, tmp_path / "prompts", find_live_inputs(submodel), len(submodel.state))
-    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    executable = lower(
+        lowerings, tmp_path, traced.program, num_state=len(submodel.state), live=find_live_inputs(submodel)
+    )
     shard = load_shard(tiny.plan(), tiny.checkpoint)
     # A token that is nowhere live has no numbers.
     (table,) = (name for name in shard if "embed_tokens" in name)
     shard[table][7] = float("nan")
-    library = AotiLibrary(executable.path)
-    library.bind_constants({one.name: shard[one.tensor] for one in traced.constants})
-    library.swap_constants()
     generator = torch.Generator().manual_seed(4)
     ids = torch.randint(8, 90, (rows, tokens), dtype=torch.int32, generator=generator)
     slots = int32([2, 0, 3, 1][:rows])
@@ -242,16 +219,16 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
         arguments = make_arguments(dead_token, num_live)
         return library.run(arguments), arguments[len(submodel.inputs) :]
 
-    expected, expected_state = run(dead_token=9, num_live=rows)
-    unlimited = run_eagerly(spec, tiny.plan(), submodel, shard)(*make_arguments(dead_token=9, num_live=rows))
-    for one, other in zip(expected, unlimited, strict=False):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    for num_live in (rows, 2, 1):
-        outputs, state = run(dead_token=7, num_live=num_live)
-        for one, other in zip(outputs, expected, strict=True):
-            assert one[:num_live].equal(other[:num_live]), "the same bits, whatever the other rows hold"
-        for one, other in zip(state, expected_state, strict=True):
-            written = slots[:num_live].long()
-            assert one[written].equal(other[written])
-            assert one.isfinite().all()
-    library.close()
+    with open_library(executable, {one.name: shard[one.tensor] for one in traced.constants}) as library:
+        expected, expected_state = run(dead_token=9, num_live=rows)
+        unlimited = run_eagerly(spec, tiny.plan(), submodel, shard)(*make_arguments(dead_token=9, num_live=rows))
+        for one, other in zip(expected, unlimited, strict=False):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        for num_live in (rows, 2, 1):
+            outputs, state = run(dead_token=7, num_live=num_live)
+            for one, other in zip(outputs, expected, strict=True):
+                assert one[:num_live].equal(other[:num_live]), "the same bits, whatever the other rows hold"
+            for one, other in zip(state, expected_state, strict=True):
+                written = slots[:num_live].long()
+                assert one[written].equal(other[written])
+                assert one.isfinite().all()

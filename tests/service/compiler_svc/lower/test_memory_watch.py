@@ -36,7 +36,7 @@ async def test_a_process_near_its_limit() -> None:
         start_new_session=True,
     )
     watch = MemoryWatch()
-    async with watch.watching(lambda: child.pid):
+    async with watch.watching(child):
         assert child.stdout is not None
         await child.stdout.readline()
         async with asyncio.timeout(HANG_S):

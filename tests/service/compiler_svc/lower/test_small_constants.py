@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bundle.manifest import Target
-from compiler_svc.lower.job import LoweringOptions
-from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.program import stage_job
-from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from tests.lowering_cache import LOWERING_CACHE
+from tests.service.compiler_svc.lower.libraries import lower_module, open_library
 
 pytestmark = pytest.mark.toolchain
 
@@ -35,21 +29,10 @@ class Offset(nn.Module):
 
 def test_they_stay_constants_of_the_library(tmp_path: Path, lowerings: ForkserverClient) -> None:
     places, state = torch.arange(4, dtype=torch.int32), torch.zeros(2)
-    job = stage_job(
-        torch.export.export(Offset(), (places, state)),
-        tag="offset",
-        num_state=1,
-        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
-        directory=tmp_path / "offset",
-        cache_dir=LOWERING_CACHE,
-    )
-    (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    lowered = lower_module(lowerings, tmp_path, Offset(), (places, state), num_state=1)
     assert set(lowered.constants) == {"rank", "scale"}
-    library = AotiLibrary(lowered.path)
     for rank in (0, 3):
         weights = {"rank": torch.tensor([rank], dtype=torch.int32), "scale": torch.tensor([1.5])}
-        library.bind_constants(weights)
-        library.swap_constants()
-        (ids,) = library.run([places, state])
+        with open_library(lowered, weights) as library:
+            (ids,) = library.run([places, state])
         assert ids.tolist() == [30 * rank, 30 * rank + 3, 30 * rank + 6, -3]
-    library.close()

@@ -12,11 +12,7 @@ import torch
 
 from bundle.abi.outputs import IDLE_TOKEN
 from bundle.digest import sha256_file
-from bundle.manifest import Target
 from compiler_svc.builds.executable_stage import find_live_inputs
-from compiler_svc.lower.job import LoweringOptions
-from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.program import stage_job
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_submodel
@@ -26,10 +22,10 @@ from execution.ranks.group import RankGroup
 from execution.step import Step
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.tiny_models import TinyModel, draw_tokens, write_tiny_model
-from tests.lowering_cache import LOWERING_CACHE
 from tests.parity.geometries import GEOMETRIES
 from tests.ranks.stepping import Stepper
 from tests.ranks.threads import run_ranks
+from tests.service.compiler_svc.lower.libraries import lower
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 DEGREE: Final = 2
@@ -85,16 +81,10 @@ def compiled_bundle(
     """The bundle with its decode step compiled, and nothing else."""
     (decode,) = bundle.manifest.executables_of("token_generation")
     submodel = describe_submodel(spec, "token_generation", BUCKET)
-    job = stage_job(
-        export_submodel(spec, tiny.plan(tp_degree=DEGREE), submodel).program,
-        tag=decode.tag,
-        num_state=len(decode.state),
-        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
-        directory=tmp_path / "lowered",
-        cache_dir=LOWERING_CACHE,
-        live=find_live_inputs(submodel),
+    program = export_submodel(spec, tiny.plan(tp_degree=DEGREE), submodel).program
+    lowered = lower(
+        lowerings, tmp_path / "lowered", program, num_state=len(decode.state), live=find_live_inputs(submodel)
     )
-    (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     digest = sha256_file(lowered.path)
     compiled = msgspec.structs.replace(
         decode,
@@ -108,13 +98,7 @@ def compiled_bundle(
 
 
 async def serve(bundle: UnpublishedBundle, forkservers: RankForkservers, num_live: int = 3) -> list[list[int]]:
-    """Tokens of each step, from processes.
-
-    Args:
-        bundle: What the ranks run.
-        forkservers: Start the ranks.
-        num_live: Rows that the steps compute. The others have inputs that count in vain.
-    """
+    """Tokens of each step, from processes; rows that are not live have inputs that count in vain."""
     (decode,) = bundle.manifest.executables_of("token_generation")
     group = await RankGroup.start(bundle.manifest, bundle.blob_path, num_threads=1, open_forkserver=forkservers.open)
     try:

@@ -1,9 +1,6 @@
 import io
 import json
 import struct
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,9 @@ from safetensors.torch import load
 from compiler_svc.sharding import writer
 from compiler_svc.sharding.writer import ALIGNMENT_BYTES, CHUNK_SIZE_BYTES, PADDING_PREFIX, write_shards
 from compiler_svc.weights.tensors import MAX_MAPPED_BYTES
-from tests.checkpoints.sparse import write_sparse_checkpoint
+from tests.checkpoints.headers import write_sparse_checkpoint
 from tests.checkpoints.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
-from tests.repository import ROOT
+from tests.snippets import run_python
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)
@@ -37,8 +34,9 @@ def header_of(data: bytes) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shard_holds_the_checkpoint(tiny: TinyModel, dtype: str) -> None:
-    tensors = load(render(tiny, dtype))
+def test_shard_holds_the_checkpoint_and_every_tensor_is_aligned(tiny: TinyModel, dtype: str) -> None:
+    data = render(tiny, dtype)
+    tensors = load(data)
     expected = dict(tiny.model.state_dict())
     if tiny.model.config.tie_word_embeddings:
         del expected["lm_head.weight"]
@@ -46,21 +44,12 @@ def test_shard_holds_the_checkpoint(tiny: TinyModel, dtype: str) -> None:
     assert {name for name in tensors if not name.startswith(PADDING_PREFIX)} == planned
     for name, tensor in expected.items():
         assert torch.equal(tensors[name], tensor.to(getattr(torch, dtype))), name
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_tensor_is_aligned(tiny: TinyModel, dtype: str) -> None:
-    data = render(tiny, dtype)
     start, header = header_of(data)
     assert start % ALIGNMENT_BYTES == 0
     assert len(data) % ALIGNMENT_BYTES == 0
     for name, entry in header.items():
         if not name.startswith(PADDING_PREFIX):
             assert (start + entry["data_offsets"][0]) % ALIGNMENT_BYTES == 0, name
-
-
-def test_equal_inputs_give_equal_bytes(tiny: TinyModel) -> None:
-    assert render(tiny) == render(tiny)
 
 
 def test_progress_adds_up(tiny: TinyModel) -> None:
@@ -99,17 +88,6 @@ def padded(whole: torch.Tensor, length: int, axis: int) -> torch.Tensor:
     return torch.cat((whole, torch.zeros(shape)), dim=axis)
 
 
-@dataclass(frozen=True)
-class Division:
-    """Heads of a model, and those that its ranks hold one after another."""
-
-    num_heads: int
-    num_kv_heads: int
-    tp_degree: int
-    queries: list[int]
-    keys: list[int]
-
-
 @pytest.fixture(params=[1024, writer.CHUNK_SIZE_BYTES])
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that end amid heads and amid padding, and chunks that hold whole tensors."""
@@ -118,20 +96,21 @@ def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_chunks")
 @pytest.mark.parametrize(
-    "division",
+    ("heads", "tp_degree", "queries", "keys"),
     [
-        Division(4, 4, 2, [0, 1, 2, 3], [0, 1, 2, 3]),
-        Division(4, 4, 3, [0, 1, 2, 3, -1, -1], [0, 1, 2, 3, -1, -1]),
-        Division(6, 2, 4, [0, 1, 2, -1, 3, 4, 5, -1], [0, 0, 1, 1]),
-        Division(6, 3, 4, [0, 1, 2, 3, 4, 5, -1, -1], [0, 0, 1, 1, 2, 2, -1, -1]),
+        pytest.param((4, 4), 2, [0, 1, 2, 3], [0, 1, 2, 3], id="4-4-tp2"),
+        pytest.param((4, 4), 3, [0, 1, 2, 3, -1, -1], [0, 1, 2, 3, -1, -1], id="4-4-tp3"),
+        pytest.param((6, 2), 4, [0, 1, 2, -1, 3, 4, 5, -1], [0, 0, 1, 1], id="6-2-tp4"),
+        pytest.param((6, 3), 4, [0, 1, 2, 3, 4, 5, -1, -1], [0, 0, 1, 1, 2, 2, -1, -1], id="6-3-tp4"),
     ],
-    ids=lambda division: f"{division.num_heads}-{division.num_kv_heads}-tp{division.tp_degree}",
 )
-def test_ranks_hold_parts_copies_and_zeros(division: Division, tmp_path: Path) -> None:
-    changes = {"num_attention_heads": division.num_heads, "num_key_value_heads": division.num_kv_heads}
+def test_ranks_hold_parts_copies_and_zeros(
+    tmp_path: Path, heads: tuple[int, int], tp_degree: int, queries: list[int], keys: list[int]
+) -> None:
+    """Of so many heads for queries and for keys, ranks hold these one after another."""
+    changes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     changes |= {"head_dim": 8, "num_hidden_layers": 1, "vocab_size": 101, "intermediate_size": 37}
     tiny = write_tiny_model(tmp_path, GEOMETRIES["mha-bias-untied"] | changes)
-    tp_degree, queries, keys = division.tp_degree, division.queries, division.keys
     shards, whole = render_ranks(tiny, tp_degree), tiny.model.state_dict()
 
     def joined(name: str, axis: int = 0) -> torch.Tensor:
@@ -200,18 +179,14 @@ print(peak_private - private, read_status("VmHWM") - resident, plan.shard_size_b
 """
 
 
-@pytest.mark.parametrize(("tp_degree", "num_ranks"), [(1, 1), (3, 1), (4, 4)])
+@pytest.mark.parametrize(
+    ("tp_degree", "num_ranks"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow), (4, 4)],
+)
 def test_memory_in_use_follows_neither_checkpoint_nor_shard(tp_degree: int, num_ranks: int, tmp_path: Path) -> None:
     """A gigabyte is written of a checkpoint that takes no room."""
     write_sparse_checkpoint(tmp_path)
-    output = subprocess.run(
-        [sys.executable, "-c", MEASURE_PEAK, str(tmp_path), str(tp_degree), str(num_ranks)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-    ).stdout
+    output = run_python(MEASURE_PEAK, tmp_path, tp_degree, num_ranks).stdout
     peak_private_bytes, peak_bytes, shard_size_bytes = map(int, output.split())
     assert shard_size_bytes > 900e6 / tp_degree
     # Two chunks for each rank, and what torch loads when it is first used.

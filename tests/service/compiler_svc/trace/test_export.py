@@ -1,7 +1,4 @@
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +7,13 @@ import pytest
 import torch
 
 from bundle.abi.submodels import SubmodelName
-from compiler_svc.trace.export import TracedSubmodel, export_submodel
-from compiler_svc.trace.graph_digest import render_graph
+from compiler_svc.trace.export import TracedSubmodel, export_submodel, render_graph
 from compiler_svc.trace.submodels import describe_submodel
-from tests.checkpoints.sparse import write_sparse_checkpoint
+from tests.checkpoints.headers import write_sparse_checkpoint
+from tests.checkpoints.ropes import ROPES
 from tests.checkpoints.specs import HOST_SAMPLING
-from tests.checkpoints.tiny_models import GEOMETRIES, ROPES, TinyModel, write_tiny_model
-from tests.repository import ROOT
+from tests.checkpoints.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
+from tests.snippets import run_python
 
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=16)
 
@@ -34,19 +31,16 @@ def export(
 
 
 @pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_constants_are_the_tensors_of_the_shard(tiny: TinyModel, kind: SubmodelName) -> None:
-    traced = export(tiny, kind, sampling=DYNAMIC)
-    planned = {tensor.name: tensor for tensor in tiny.plan().tensors}
+def test_graph_takes_the_tensors_of_the_shard_and_takes_and_returns_what_its_spec_says(
+    tiny: TinyModel, kind: SubmodelName
+) -> None:
+    traced = export(tiny, kind, sampling=DYNAMIC, dtype="bfloat16")
+    planned = {tensor.name: tensor for tensor in tiny.plan(dtype="bfloat16").tensors}
     assert {constant.tensor for constant in traced.constants} == planned.keys()
     assert {constant.weight_set for constant in traced.constants} == {"model"}
     for constant in traced.constants:
         parameter = traced.program.state_dict[constant.name]
         assert tuple(parameter.shape) == planned[constant.tensor].rank_shape
-
-
-@pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_graph_takes_and_returns_what_its_spec_says(tiny: TinyModel, kind: SubmodelName) -> None:
-    traced = export(tiny, kind, sampling=DYNAMIC, dtype="bfloat16")
     values = {node.name: node.meta["val"] for node in traced.program.graph.nodes if "val" in node.meta}
     state = [(torch.bfloat16, (4, 2, 128, 8))] * 2
     inputs = [(getattr(torch, tensor.dtype), tensor.shape) for tensor in traced.spec.inputs]
@@ -120,19 +114,10 @@ for kind in ("context_encoding", "token_generation"):
 """
 
 
-def test_digest_is_the_same_in_every_process(tiny: TinyModel, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PRINT_DIGESTS, str(tiny.checkpoint.path)],
-        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+def test_digest_is_the_same_in_every_process(tiny: TinyModel) -> None:
+    printed = run_python(PRINT_DIGESTS, tiny.checkpoint.path, PYTHONHASHSEED="1").stdout
     kinds: tuple[SubmodelName, ...] = ("context_encoding", "token_generation")
-    here = [export(tiny, kind, 32, sampling=DYNAMIC).graph_digest for kind in kinds]
-    assert run.stdout.split() == here
+    assert printed.split() == [export(tiny, kind, 32, sampling=DYNAMIC).graph_digest for kind in kinds]
 
 
 EXPORT_LARGE = """
@@ -154,14 +139,6 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), plan
 
 def test_export_touches_no_weight_memory(tmp_path: Path) -> None:
     write_sparse_checkpoint(tmp_path)
-    output = subprocess.run(
-        [sys.executable, "-c", EXPORT_LARGE, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
-    grown_bytes, shard_size_bytes = map(int, output.split())
+    grown_bytes, shard_size_bytes = map(int, run_python(EXPORT_LARGE, tmp_path).stdout.split())
     assert shard_size_bytes > 900e6
     assert grown_bytes < 250e6

@@ -7,19 +7,21 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any, TextIO
 
 import psutil
 import pytest
 
-from bundle.confinement import Confinement
+from bundle.host.confinement import Confinement
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver
-from execution.forkserver.protocol import Call
-from tests.hang_guard import HANG_S
+from execution.forkserver.protocol import Call, ForkRequest, encode
+from tests.hang_guard import HANG_S, until
 from tests.processes import lives
 from tests.repository import ROOT
 
@@ -39,30 +41,29 @@ def forkserver() -> Iterator[Forkserver]:
         yield forkserver
 
 
-async def run(forkserver: Forkserver, call: Call) -> tuple[int | None, str]:
-    """Exit code of a process, and what it wrote."""
+def begin(forkserver: Forkserver, call: Call, **options: Any) -> tuple[ChildProcess, TextIO]:
+    """A process, and where to read what it writes."""
     read_fd, write_fd = os.pipe()
-    process = forkserver.start(call, name="one", stderr_fd=write_fd)
+    process = forkserver.start(call, name="one", stderr_fd=write_fd, **options)
     os.close(write_fd)
+    return process, os.fdopen(read_fd)
+
+
+async def run(forkserver: Forkserver, call: Call, **options: Any) -> tuple[int | None, str]:
+    """Exit code of a process, and what it wrote."""
+    process, output = begin(forkserver, call, **options)
     exit_code = await process.wait()
-    with os.fdopen(read_fd) as output:
+    with output:
         return exit_code, output.read()
 
 
 async def started(forkserver: Forkserver) -> tuple[ChildProcess, psutil.Process]:
     """A process that sleeps."""
-    read_fd, write_fd = os.pipe()
-    process = forkserver.start(
-        execute("print(flush=True); import time; time.sleep(600)"), name="one", stderr_fd=write_fd
-    )
-    os.close(write_fd)
-    with os.fdopen(read_fd) as output:
+    process, output = begin(forkserver, execute("print(flush=True); import time; time.sleep(600)"))
+    with output:
         assert await asyncio.to_thread(output.readline) == "\n"
     # The report may come after what the process wrote.
-    async with asyncio.timeout(HANG_S):
-        while process.pid is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-    return process, psutil.Process(process.pid)
+    return process, psutil.Process(await until(lambda: process.pid))
 
 
 @pytest.mark.parametrize(
@@ -80,9 +81,8 @@ async def test_how_a_process_ends(forkserver: Forkserver, code: str, exit_code: 
 
 
 async def test_what_a_process_writes(forkserver: Forkserver) -> None:
-    _, output = await run(
-        forkserver, execute("import os; print('out', flush=True); os.write(2, b'err'); raise KeyError")
-    )
+    code = "import os; print('out', flush=True); os.write(2, b'err'); raise KeyError"
+    _, output = await run(forkserver, execute(code))
     assert output.startswith("out\nerrTraceback (most recent call last):")
     assert output.endswith("KeyError\n")
 
@@ -105,12 +105,9 @@ async def test_what_a_process_may_do(forkserver: Forkserver) -> None:
         "import resource, subprocess as s; s.run(['grep', 'NoNewPrivs', '/proc/self/status']); "
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[1], max(resource.getrlimit(resource.RLIMIT_CORE)))"
     )
-    read_fd, write_fd = os.pipe()
-    process = forkserver.start(look, name="one", stderr_fd=write_fd, confinement=Confinement(open_files=99))
-    os.close(write_fd)
-    assert await process.wait() == 0
-    with os.fdopen(read_fd) as output:
-        assert output.read().split() in (["NoNewPrivs:", "1", "99", core] for core in "01")
+    exit_code, output = await run(forkserver, look, confinement=Confinement(open_files=99))
+    assert exit_code == 0
+    assert output.split() in (["NoNewPrivs:", "1", "99", core] for core in "01")
 
 
 async def test_what_is_loaded_is_loaded_once_and_shared() -> None:
@@ -151,15 +148,31 @@ async def test_a_process_that_is_not_wanted_before_it_begins() -> None:
         assert (process.pid, process.exit_code) == (None, -signal.SIGKILL)
 
 
+async def test_a_process_that_is_not_wanted_while_it_is_announced(forkserver: Forkserver) -> None:
+    other, _ = await started(forkserver)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        request = encode(ForkRequest(name="one", call=NOTHING, confinement=Confinement()))
+        # It hangs up before the forkserver looks, and reads afterwards what the forkserver said.
+        ours.shutdown(socket.SHUT_WR)
+        socket.send_fds(forkserver.connect(), [request], [theirs.fileno(), sys.stderr.fileno()])
+    process = ChildProcess(ours, None)
+    async with asyncio.timeout(HANG_S):
+        assert await process.wait() == -signal.SIGKILL
+    assert process.pid is None
+    assert (await run(forkserver, NOTHING))[0] == 0
+    assert not other.has_ended
+    await other.end()
+
+
 @pytest.mark.parametrize("session", ["", "setsid "], ids=["its session", "another session"])
 async def test_what_a_process_runs_ends_with_it(forkserver: Forkserver, session: str) -> None:
     for end in (ChildProcess.kill, lambda process: os.kill(process.pid, signal.SIGSEGV)):
-        read_fd, write_fd = os.pipe()
-        process = forkserver.start(
-            Call("os:system", (f"{session}sh -c 'echo begun; sleep 600; echo ended'",)), name="one", stderr_fd=write_fd
-        )
-        os.close(write_fd)
-        with os.fdopen(read_fd) as output:
+        # While the others are killed, a shell whose command has been killed would have the time to go on.
+        others = "for one in $(seq 200); do sleep 600 & done"
+        command = f"{session}sh -c '(sleep 600; echo ended) & {others}; echo begun; wait'"
+        process, output = begin(forkserver, Call("os:system", (command,)))
+        with output:
             assert await asyncio.to_thread(output.readline) == "begun\n"
             end(process)
             await process.wait()

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.hang_guard import HANG_S
+from tests.processes import lives
 from tests.repository import ROOT
 
 CHILD = """
@@ -47,26 +48,19 @@ time.sleep(600)
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("program", [PARENT, PARENT_OF_LEADER], ids=["child", "leader that Python cannot interrupt"])
 def test_a_child_ends_with_its_killed_parent(program: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert is_alive(child)
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert lives(child)
         parent.kill()
         deadline = time.monotonic() + HANG_S
-        while is_alive(child) and time.monotonic() < deadline:
+        while lives(child) and time.monotonic() < deadline:
             time.sleep(0.01)
-        is_left = is_alive(child)
+        is_left = lives(child)
         if is_left:
-            os.kill(child, signal.SIGKILL)
+            child.kill()
         assert not is_left
 
 

@@ -21,7 +21,7 @@ from bundle.errors import ResourcesShort
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call, encode
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 from tests.repository import ROOT
 from tests.shortages import few_descriptors, keeps_descriptors, limited
 
@@ -43,9 +43,7 @@ async def settle(forkserver: Forkserver) -> int:
     """The id of a forkserver with one process, once it sleeps; it reports an end before it closes what it had of it."""
     pid = forkserver._find_pid()
     assert pid is not None
-    async with asyncio.timeout(HANG_S):
-        while num_pidfds(pid) != 1 or psutil.Process(pid).status() != psutil.STATUS_SLEEPING:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: num_pidfds(pid) == 1 and psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
     return pid
 
 
@@ -110,34 +108,23 @@ async def test_a_full_forkserver_refuses_a_process_and_goes_on_with_the_others(
     await asyncio.gather(*(one.end() for one in running))
 
 
-@pytest.mark.parametrize("spare", [1, 2])
-async def test_a_process_that_the_forkserver_cannot_fork(forkserver: Forkserver, spare: int) -> None:
-    other = forkserver.start(FOREVER, name="other")
-    assert await exit_code_of(forkserver) == 0
-    pid = await settle(forkserver)
-    # Room for a part of what the request brings, or for all of it: the reports and the standard error.
-    with few_descriptors(spare, pid):
-        refused = forkserver.start(NOTHING, name="one")
-        with pytest.raises(ResourcesShort, match="descriptors of this process"):
-            await refused.wait()
-        assert refused.pid is None
-    assert await exit_code_of(forkserver) == 0
-    assert forkserver._find_pid() == pid, "it lives on"
-    assert not other.has_ended
-    await other.end()
-
-
-async def test_a_refusal_whose_client_does_not_read_why(forkserver: Forkserver) -> None:
+@pytest.mark.parametrize(("spare", "is_read"), [(1, True), (2, True), (2, False)])
+async def test_a_process_that_the_forkserver_cannot_fork(forkserver: Forkserver, spare: int, is_read: bool) -> None:
+    """There is room for a part of what the request brings, or for all of it: the reports and the standard error."""
     other = forkserver.start(FOREVER, name="other")
     assert await exit_code_of(forkserver) == 0
     pid = await settle(forkserver)
     reader, writer = os.pipe()
-    os.close(reader)
-    with few_descriptors(2, pid):
+    if not is_read:
+        os.close(reader)
+    with few_descriptors(spare, pid):
         refused = forkserver.start(NOTHING, name="one", stderr_fd=writer)
         os.close(writer)
         with pytest.raises(ResourcesShort, match="descriptors of this process"):
             await refused.wait()
+        assert refused.pid is None
+    if is_read:
+        os.close(reader)
     assert await exit_code_of(forkserver) == 0
     assert forkserver._find_pid() == pid, "it lives on"
     assert not other.has_ended

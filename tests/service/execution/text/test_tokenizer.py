@@ -11,7 +11,7 @@ import tokenizers
 
 from execution.text.detokenizer import REPLACEMENT
 from execution.text.tokenizer import Tokenizer, read_special_tokens
-from runtime_svc.text.output import NoText, SequenceText
+from runtime_svc.text.codec import NoText, SequenceText
 from tests.checkpoints.tokenizer_files import byte_fallback, byte_level
 
 

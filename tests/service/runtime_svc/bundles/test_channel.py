@@ -9,49 +9,28 @@ import grpc
 import pytest
 from kiln.bundle.v1 import bundle_pb2_grpc
 
-from bundle.layout import Layout
+from bundle.store.layout import Layout
 from compiler_svc.api.access_rules import RULES
 from edge.access import changing_file
 from edge.access.config import AccessConfig
 from edge.config import EdgeConfig
 from edge.errors import PlaintextRefused, TlsFileInvalid
 from edge.server import EdgeServer
-from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
-from runtime_svc.bundles.grpc_source import GrpcBundleSource
+from runtime_svc.bundles.grpc_source import CompilerEndpoint, GrpcBundleSource
 from runtime_svc.bundles.leases import LEASE_S
 from runtime_svc.errors import BundleSourceUnavailable
 from tests.bundles.published import LayoutBundleService, publish
-from tests.servers.certificates import CertificateFiles, make_certificate
+from tests.servers.certificates import make_certificate
+from tests.servers.runtime import serve_bundles
 from tests.servers.tokens import SigningKey, make_claims, write_jwks
 
 
 @pytest.fixture
-def server_files(tmp_path: Path) -> CertificateFiles:
-    return make_certificate(tmp_path, "compiler")
-
-
-@pytest.fixture
-def client_files(tmp_path: Path) -> CertificateFiles:
-    return make_certificate(tmp_path, "runtime")
-
-
-@pytest.fixture
-async def address(tmp_path: Path, server_files: CertificateFiles, client_files: CertificateFiles) -> AsyncIterator[str]:
-    """A BundleService that asks for the runtime's certificate."""
+def bundles(tmp_path: Path) -> LayoutBundleService:
     bundles = LayoutBundleService(Layout.create(tmp_path / "store"))
     bundles.names["story"] = publish(bundles.layout)
-    server = grpc.aio.server()
-    bundle_pb2_grpc.add_BundleServiceServicer_to_server(bundles, server)
-    credentials = grpc.ssl_server_credentials(
-        [(server_files.key.read_bytes(), server_files.certificate.read_bytes())],
-        root_certificates=client_files.certificate.read_bytes(),
-        require_client_auth=True,
-    )
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    return bundles
 
 
 async def resolve(endpoint: CompilerEndpoint) -> str:
@@ -62,23 +41,20 @@ async def resolve(endpoint: CompilerEndpoint) -> str:
         await source.close()
 
 
-async def test_both_sides_show_certificates(
-    address: str, server_files: CertificateFiles, client_files: CertificateFiles
-) -> None:
-    endpoint = CompilerEndpoint(address, server_files.certificate, client_files.certificate, client_files.key)
-    assert (await resolve(endpoint)).startswith("sha256:")
-
-
-async def test_strangers_are_refused(
-    address: str, server_files: CertificateFiles, client_files: CertificateFiles
-) -> None:
-    for endpoint in (
-        CompilerEndpoint(address),
-        CompilerEndpoint(address, server_files.certificate),
-        CompilerEndpoint(address, client_files.certificate, client_files.certificate, client_files.key),
-    ):
-        with pytest.raises(BundleSourceUnavailable):
-            await resolve(endpoint)
+async def test_both_sides_show_certificates_and_refuse_strangers(bundles: LayoutBundleService, tmp_path: Path) -> None:
+    ours, theirs = make_certificate(tmp_path, "compiler"), make_certificate(tmp_path, "runtime")
+    pair = (ours.key.read_bytes(), ours.certificate.read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], theirs.certificate.read_bytes(), require_client_auth=True)
+    async with serve_bundles(bundles, credentials) as address:
+        endpoint = CompilerEndpoint(address, ours.certificate, theirs.certificate, theirs.key)
+        assert (await resolve(endpoint)).startswith("sha256:")
+        for stranger in (
+            CompilerEndpoint(address),
+            CompilerEndpoint(address, ours.certificate),
+            CompilerEndpoint(address, theirs.certificate, theirs.certificate, theirs.key),
+        ):
+            with pytest.raises(BundleSourceUnavailable):
+                await resolve(stranger)
 
 
 async def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -88,30 +64,24 @@ async def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             CompilerEndpoint("127.0.0.1:1", tmp_path / name).connect()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/run/kiln.sock"])
-def test_plaintext_on_loopback(address: str) -> None:
-    CompilerEndpoint(address)
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1:1", "compiler:1", "[2001:db8::1]:1"])
-def test_plaintext_elsewhere_is_refused(address: str) -> None:
-    with pytest.raises(PlaintextRefused):
+def test_plaintext_stays_on_loopback() -> None:
+    for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/run/kiln.sock"):
         CompilerEndpoint(address)
-    CompilerEndpoint(address, allow_insecure=True)
+    for address in ("10.0.0.1:1", "compiler:1", "[2001:db8::1]:1"):
+        CompilerEndpoint(address, allow_insecure=True)
+        with pytest.raises(PlaintextRefused):
+            CompilerEndpoint(address)
 
 
 KEY = SigningKey()
 
 
 @pytest.fixture
-async def asking(tmp_path: Path) -> AsyncIterator[str]:
+async def asking(bundles: LayoutBundleService, tmp_path: Path) -> AsyncIterator[str]:
     """A BundleService that asks its clients for a token, as the compiler does."""
-    bundles = LayoutBundleService(Layout.create(tmp_path / "store"))
-    bundles.names["story"] = publish(bundles.layout)
     jwks = str(write_jwks(tmp_path / "jwks.json", [KEY]))
     server = EdgeServer(
         EdgeConfig("127.0.0.1:0", drain_timeout_s=0.1, access=AccessConfig(jwks=jwks, is_required=True)),
-        status_table={},
         services=("kiln.bundle.v1.BundleService",),
         register=lambda grpc_server: bundle_pb2_grpc.add_BundleServiceServicer_to_server(bundles, grpc_server),
         rules=RULES,

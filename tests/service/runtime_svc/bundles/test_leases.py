@@ -7,15 +7,13 @@ from pathlib import Path
 
 from runtime_svc.bundles.leases import LeaseKeeper
 from tests.bundles.published import LayoutBundleService
-from tests.hang_guard import HANG_S
+from tests.hang_guard import until
 from tests.servers.runtime import Runtime, serve_runtime
 
 
 async def wait_for_leases(bundles: LayoutBundleService, *digests: str) -> str:
     """Waits until these and no others are leased; returns the holder."""
-    async with asyncio.timeout(HANG_S):
-        while {digest for _, digest in bundles.leases} != set(digests):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: {digest for _, digest in bundles.leases} == set(digests))
     holders = {holder for holder, _ in bundles.leases}
     assert len(holders) <= 1
     return holders.pop() if holders else ""
@@ -56,17 +54,13 @@ async def test_service_that_is_away_is_asked_again(served: Runtime) -> None:
     await asyncio.sleep(0.1)
     assert not task.done()
     served.bundles.is_away = False
-    async with asyncio.timeout(HANG_S):
-        while not served.bundles.leases["other", digest]:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: served.bundles.leases["other", digest])
     served.bundles.is_away = True
     used.clear()
     keeper.wake()
     await asyncio.sleep(0.1)
     served.bundles.is_away = False
-    async with asyncio.timeout(HANG_S):
-        while ("other", digest) in served.bundles.leases:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: ("other", digest) not in served.bundles.leases)
     task.cancel()
 
 
@@ -75,8 +69,6 @@ async def test_leases_are_renewed_and_lost_bundles_do_not_matter(served: Runtime
     source = served.server.deployments.library._source
     keeper = LeaseKeeper(source, "other", lambda: {digest, "sha256:" + "7" * 64}, renew_s=0.04)
     task = asyncio.create_task(keeper.run())
-    async with asyncio.timeout(HANG_S):
-        while served.bundles.leases["other", digest] < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: served.bundles.leases["other", digest] >= 3)
     assert not task.done()
     task.cancel()

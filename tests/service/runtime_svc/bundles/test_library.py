@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import grpc
 import msgspec
 import pytest
-from kiln.bundle.v1 import bundle_pb2_grpc
 
 from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid, RefInvalid
-from bundle.layout import Layout
-from bundle.verification import BlobVerifier
-from runtime_svc.bundles.channel import CompilerEndpoint
-from runtime_svc.bundles.errors import BundleSourceCorrupt
-from runtime_svc.bundles.grpc_source import GrpcBundleSource
+from bundle.store.layout import Layout
+from bundle.store.verification import BlobVerifier
+from runtime_svc.bundles.grpc_source import CompilerEndpoint, GrpcBundleSource
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.errors import BundleSourceUnavailable
 from tests.bundles.published import LayoutBundleService, publish
+from tests.servers.runtime import serve_bundles
+
+MakeLibrary = Callable[[Path | None], BundleLibrary]
 
 
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[LayoutBundleService]:
-    servicer = LayoutBundleService(Layout.create(tmp_path / "store"))
-    server = grpc.aio.server()
-    bundle_pb2_grpc.add_BundleServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    servicer.address = f"127.0.0.1:{port}"  # type: ignore[attr-defined]
-    await server.start()
-    yield servicer
-    await server.stop(None)
+def service(tmp_path: Path) -> LayoutBundleService:
+    return LayoutBundleService(Layout.create(tmp_path / "store"))
 
 
 @pytest.fixture
-async def remote(service: LayoutBundleService, tmp_path: Path) -> AsyncIterator[BundleLibrary]:
-    """A library that has no store on this host."""
-    source = GrpcBundleSource(CompilerEndpoint(service.address))  # type: ignore[attr-defined]
-    cache = Layout.create(tmp_path / "cache")
-    yield BundleLibrary(source, store_root=None, cache=cache, verifier=BlobVerifier(tmp_path / "verified.db"))
-    await source.close()
+async def make_library(service: LayoutBundleService, tmp_path: Path) -> AsyncIterator[MakeLibrary]:
+    """Makes a library that asks the service and may have a store on this host."""
+    async with serve_bundles(service) as address:
+        source = GrpcBundleSource(CompilerEndpoint(address))
+        cache, verifier = Layout.create(tmp_path / "cache"), BlobVerifier(tmp_path / "verified.db")
+        yield lambda store_root: BundleLibrary(source, store_root=store_root, cache=cache, verifier=verifier)
+        await source.close()
+
+
+@pytest.fixture
+def remote(make_library: MakeLibrary) -> BundleLibrary:
+    return make_library(None)
 
 
 async def fetch(library: BundleLibrary, ref: str) -> list[tuple[int, int]]:
@@ -70,30 +68,22 @@ async def test_fetched_bundle_needs_the_service_no_more(service: LayoutBundleSer
     await fetch(remote, digest)
 
 
-async def test_store_on_this_host_is_used_in_place(service: LayoutBundleService, tmp_path: Path) -> None:
-    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
-    library = BundleLibrary(
-        source, store_root=service.layout.root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
-    )
+async def test_store_on_this_host_is_used_in_place(service: LayoutBundleService, make_library: MakeLibrary) -> None:
+    library = make_library(service.layout.root)
     digest = publish(service.layout)
     bundle = await library.fetch(await library.resolve(digest), lambda *_: None)
     await library.verify(bundle)
     assert all(bundle.blob_path(blob.digest).is_relative_to(service.layout.root) for blob in bundle.blobs)
-    assert service.blobs_read == []
-    await source.close()
+    assert service.blobs_read == service.lookups == []
 
 
-async def test_store_may_appear_later(service: LayoutBundleService, tmp_path: Path) -> None:
-    source = GrpcBundleSource(CompilerEndpoint(service.address))  # type: ignore[attr-defined]
+async def test_store_may_appear_later(make_library: MakeLibrary, tmp_path: Path) -> None:
     root = tmp_path / "later"
-    library = BundleLibrary(
-        source, store_root=root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
-    )
+    library = make_library(root)
     with pytest.raises(BundleNotFound):
         await library.resolve("sha256:" + "1" * 64)
     digest = publish(Layout.create(root))
     assert (await library.resolve(digest)).digest == digest
-    await source.close()
 
 
 async def test_flipped_byte_on_the_way_names_the_blob(service: LayoutBundleService, remote: BundleLibrary) -> None:
@@ -105,20 +95,6 @@ async def test_flipped_byte_on_the_way_names_the_blob(service: LayoutBundleServi
         await remote.fetch(resolved, lambda *_: None)
     service.flipped.clear()
     await fetch(remote, digest)
-
-
-async def test_flipped_byte_at_rest_names_the_blob(service: LayoutBundleService, tmp_path: Path) -> None:
-    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
-    library = BundleLibrary(
-        source, store_root=service.layout.root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
-    )
-    bundle = await library.fetch(await library.resolve(publish(service.layout)), lambda *_: None)
-    path = bundle.blob_path(bundle.manifest.weight_sets[0].shards[0].blob)
-    path.chmod(0o644)
-    path.write_bytes(b"9")
-    with pytest.raises(BlobCorrupt, match=r"weights/tp0_sharded_checkpoint\.safetensors"):
-        await library.verify(bundle)
-    await source.close()
 
 
 async def test_source_that_sends_too_much_is_stopped(service: LayoutBundleService, remote: BundleLibrary) -> None:
@@ -147,29 +123,9 @@ async def test_description_that_differs_from_the_bundle(service: LayoutBundleSer
         await remote.fetch(dataclasses.replace(resolved, manifest=lie), lambda *_: None)
 
 
-async def test_a_service_that_has_lost_bytes(service: LayoutBundleService, remote: BundleLibrary) -> None:
-    digest = publish(service.layout)
-    lost = (await remote.resolve(digest)).blobs[-1].digest
-    service.layout.delete_blob(lost)
-    with pytest.raises(BundleSourceCorrupt, match=lost) as caught:
-        await remote.resolve(digest)
-    assert caught.value.retry_after_s is None, "it does not help to wait"
-
-
 async def test_unknown_and_malformed_references(remote: BundleLibrary) -> None:
     for ref in ("nothing", "nothing:v3", "nothing@prod", "sha256:" + "0" * 64):
         with pytest.raises(BundleNotFound):
             await remote.resolve(ref)
     with pytest.raises(RefInvalid):
         await remote.resolve("No Such Name")
-
-
-async def test_service_that_is_not_there(tmp_path: Path) -> None:
-    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
-    library = BundleLibrary(
-        source, store_root=None, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
-    )
-    with pytest.raises(BundleSourceUnavailable, match=r"127\.0\.0\.1:1") as caught:
-        await library.resolve("story")
-    assert caught.value.retry_after_s is not None
-    await source.close()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bundle.blob_writer import BlobWriter
 from bundle.errors import BlobCorrupt, ResourcesShort
-from bundle.layout import Layout
-from bundle.reader import Bundle
-from bundle.verification import BlobVerifier
+from bundle.store.blob_writer import BlobWriter
+from bundle.store.layout import Layout
+from bundle.store.reader import Bundle
+from bundle.store.verification import BlobVerifier
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.errors import BlobExposed
 from runtime_svc.bundles.library import BundleLibrary

@@ -14,9 +14,8 @@ from tokenizers import decoders
 from bundle.errors import KilnError
 from execution.text.control import DecodedStep, DecodeStep, Loaded, TokenPiece
 from execution.text.errors import TextLimitExceeded
-from runtime_svc.text.codec import TextCodec
-from runtime_svc.text.output import PiecewiseText
-from runtime_svc.text.workers import TextWorkers
+from runtime_svc.text.codec import PiecewiseText, TextCodec
+from runtime_svc.text.text_queue import TextWorkers
 from tests.checkpoints.tokenizer_files import byte_level
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, text_of, token_request, tokens_of

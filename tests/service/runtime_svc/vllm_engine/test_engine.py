@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
@@ -22,25 +21,21 @@ from runtime_svc.server import ENGINE_SERVICE
 from tests.bundles.published import CHAT_TEMPLATE, TOKENIZER_JSON
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import EOS, VOCAB_SIZE, expected_tokens
-from tests.servers.runtime import Runtime, fields_of, raises, serve_runtime, tokens_of
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, serve_runtime, tokens_of
 from tests.servers.vllm_engine import call, complete, make_request, stub_of
-from tests.service.runtime_svc.test_health import SERVING, check
 
 
 async def health_of(served: Runtime) -> tuple[bool, str]:
     """What both health services say of the API; a healthy one says so in both."""
     response = await stub_of(served).HealthCheck(pb.HealthCheckRequest())
-    standard = await health_pb2_grpc.HealthStub(served.channel).Check(
-        health_pb2.HealthCheckRequest(service=ENGINE_SERVICE)
-    )
-    assert (standard.status == health_pb2.HealthCheckResponse.SERVING) is response.healthy
+    assert (await served.check_health(ENGINE_SERVICE) == "SERVING") is response.healthy
     return response.healthy, response.message
 
 
 async def test_one_of_two_deployments_must_be_named(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as served:
-        async with raises("UNAVAILABLE", "ENGINE_NOT_SERVING"):
-            await complete(served, [5])
+        await refused(complete(served, [5]), "UNAVAILABLE", "ENGINE_NOT_SERVING")
         await served.deploy("a")
         await served.deploy("b", ref="other", bias=4)
         for method, request in [
@@ -49,11 +44,9 @@ async def test_one_of_two_deployments_must_be_named(tmp_path: Path) -> None:
             ("GetLoads", pb.GetLoadsRequest()),
             ("Abort", pb.AbortRequest()),
         ]:
-            async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_CHOSEN"):
-                await getattr(stub_of(served), method)(request)
-        async with raises("UNAVAILABLE", "ENGINE_NOT_SERVING") as caught:
-            await complete(served, [5])
-        assert "several serve: a, b; --engine-deployment" in str(caught[0].details())
+            await refused(getattr(stub_of(served), method)(request), "FAILED_PRECONDITION", "DEPLOYMENT_NOT_CHOSEN")
+        caught = await refused(complete(served, [5]), "UNAVAILABLE", "ENGINE_NOT_SERVING")
+        assert "several serve: a, b; --engine-deployment" in caught.message
         assert (await health_of(served))[0] is False
         await served.unload("a")
         assert list((await complete(served, [5])).output_ids) == expected_tokens([5], 5, bias=4)
@@ -62,8 +55,7 @@ async def test_one_of_two_deployments_must_be_named(tmp_path: Path) -> None:
 async def test_the_named_deployment_answers(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path, "--engine-deployment=b") as served:
         await served.deploy("a")
-        async with raises("UNAVAILABLE", "ENGINE_NOT_SERVING"):
-            await complete(served, [5])
+        await refused(complete(served, [5]), "UNAVAILABLE", "ENGINE_NOT_SERVING")
         assert await health_of(served) == (False, "no deployment 'b'")
         await served.deploy("b", ref="other", bias=4)
         assert list((await complete(served, [5])).output_ids) == expected_tokens([5], 5, bias=4)
@@ -88,12 +80,9 @@ async def test_health_is_that_of_the_deployment(tmp_path: Path) -> None:
         await anext(aiter(running))
         served.ranks.gate.clear()
         drain = asyncio.create_task(served.server.drain())
-        async with asyncio.timeout(HANG_S):
-            while await check(served) == SERVING:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await served.wait_for_health("NOT_SERVING")
         for request in (stub_of(served).HealthCheck(pb.HealthCheckRequest()), complete(served, [5])):
-            async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
-                await request
+            await refused(request, "UNAVAILABLE", "SHUTTING_DOWN")
         served.ranks.gate.set()
         assert [response async for response in running][-1].complete.finish_reason == "length"
         await drain
@@ -140,9 +129,7 @@ async def test_loads_and_server_info_count_requests(served: Runtime) -> None:
     await served.wait_for_slots(0)
     loads = await stub.GetLoads(pb.GetLoadsRequest(dp_rank=0, include=["core", "queues"]))
     assert (loads.dp_rank_count, len(loads.loads), loads.loads[0].num_total_reqs) == (1, 1, 0)
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await stub.GetLoads(pb.GetLoadsRequest(dp_rank=1))
-    assert fields_of(caught[0]) == ["dp_rank"]
+    await refused(stub.GetLoads(pb.GetLoadsRequest(dp_rank=1)), "INVALID_ARGUMENT", "REQUEST_INVALID", "dp_rank")
 
 
 async def fetch_tokenizer(served: Runtime) -> tuple[list[common_pb2.GetTokenizerChunk], bytes]:
@@ -159,9 +146,7 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
     assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}, (
-            "equal tokenizers, equal bytes"
-        )
+        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}, "equal bytes at any time"
     assert files == {
         "tokenizer.json": TOKENIZER_JSON,
         "chat_template.jinja": template.encode(),
@@ -171,12 +156,9 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
         "generation_config.json": b'{"eos_token_id": [2]}',
     }
     assert (await fetch_tokenizer(served))[1] == data
-
-
-async def test_a_bundle_without_a_tokenizer_has_none_to_send(served: Runtime) -> None:
+    await served.unload()
     await served.deploy(tokenizer=None)
-    async with raises("UNIMPLEMENTED", "METHOD_NOT_SERVED"):
-        await fetch_tokenizer(served)
+    await refused(fetch_tokenizer(served), "UNIMPLEMENTED", "METHOD_NOT_SERVED")
 
 
 @pytest.mark.parametrize(
@@ -186,17 +168,12 @@ async def test_a_bundle_without_a_tokenizer_has_none_to_send(served: Runtime) ->
         ("FlushCache", common_pb2.FlushCacheRequest()),
         ("StartProfile", common_pb2.StartProfileRequest()),
         ("StopProfile", common_pb2.StopProfileRequest()),
+        ("SubscribeKvEvents", common_pb2.SubscribeKvEventsRequest()),
     ],
 )
 async def test_other_methods_are_refused_by_name(served: Runtime, method: str, request_: Any) -> None:
-    async with raises("UNIMPLEMENTED", "METHOD_NOT_SERVED") as caught:
-        await getattr(stub_of(served), method)(request_)
-    assert str(caught[0].details()).startswith(f"{method} is not served: ")
-
-
-async def test_events_of_a_prefix_cache_are_refused_by_name(served: Runtime) -> None:
-    async with raises("UNIMPLEMENTED", "METHOD_NOT_SERVED"):
-        await anext(aiter(stub_of(served).SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())))
+    caught = await refused(getattr(stub_of(served), method)(request_), "UNIMPLEMENTED", "METHOD_NOT_SERVED")
+    assert caught.message.startswith(f"{method} is not served: ")
 
 
 async def test_without_the_extra_the_runtime_serves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import json
 
 import pytest
-import structlog
 from kiln.runtime.v1 import generation_pb2 as generation
 from smg_grpc_proto import vllm_engine_pb2 as pb
-from structlog.testing import capture_logs
 
 from tests.ranks.fakes import EOS, GREEDY, VOCAB_SIZE, expected_tokens
-from tests.servers.runtime import Runtime, fields_of, raises, text_of, token_request, tokens_of
+from tests.servers.logs import Logs, finished_calls
+from tests.servers.refusals import refused
+from tests.servers.runtime import Runtime, text_of, token_request, tokens_of
 from tests.servers.vllm_engine import call, complete, make_request, stub_of
 
 
@@ -44,20 +44,11 @@ async def test_several_sequences_are_told_apart_by_their_index(served: Runtime) 
     assert {one.complete.index: list(one.complete.output_ids) for one in whole} == dict(enumerate(expected))
 
 
-async def test_without_stream_one_message_has_everything(served: Runtime) -> None:
-    await served.deploy()
-    answer = await complete(served, [5, 6])
-    assert list(answer.output_ids) == expected_tokens([5, 6], 5)
-    assert (answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("length", 2, 5)
-
-
 async def test_text_becomes_the_tokens_of_generation_service(served: Runtime) -> None:
     await served.deploy()
     request = pb.GenerateRequest(text="a cat", sampling_params=pb.SamplingParams(max_tokens=4))
-    theirs = generation.GenerateRequest(
-        deployment_id="d", text="a cat", stop=generation.StopConditions(max_new_tokens=4)
-    )
-    events = [event async for event in served.generation.Generate(theirs)]
+    stop = generation.StopConditions(max_new_tokens=4)
+    events = await served.ask(generation.GenerateRequest(deployment_id="d", text="a cat", stop=stop))
     (answer,) = await call(served, request)
     assert list(answer.complete.output_ids) == tokens_of(events)
     assert answer.complete.prompt_tokens == events[0].accepted.prompt_token_count
@@ -67,7 +58,7 @@ async def test_logprobs_are_those_of_generation_service(served: Runtime) -> None
     await served.deploy()
     request = token_request([5], 3)
     request.output.logprobs = 2
-    theirs = [token async for event in served.generation.Generate(request) for token in event.delta.tokens]
+    theirs = [token for event in await served.ask(request) for token in event.delta.tokens]
     *chunks, last = await call(served, make_request([5], max_tokens=3, logprobs=2))
     messages = [(last.complete.output_logprobs, theirs)]
     num_read = 0
@@ -79,13 +70,9 @@ async def test_logprobs_are_those_of_generation_service(served: Runtime) -> None
     for message, tokens in messages:
         assert list(message.token_ids) == [token.id for token in tokens]
         assert list(message.token_logprobs) == [token.logprob for token in tokens]
-        assert [list(top.token_ids) for top in message.top_logprobs] == [
-            [other.id for other in token.top_logprobs] for token in tokens
-        ]
-        assert [list(top.values) for top in message.top_logprobs] == [
-            [other.logprob for other in token.top_logprobs] for token in tokens
-        ]
-        assert all(len(top.values) == 2 for top in message.top_logprobs)
+        told = [[*zip(top.token_ids, top.values, strict=True)] for top in message.top_logprobs]
+        assert told == [[(other.id, other.logprob) for other in token.top_logprobs] for token in tokens]
+        assert all(len(top) == 2 for top in told)
     alone = (await complete(served, [5], logprobs=0)).output_logprobs
     assert (len(alone.token_logprobs), len(alone.top_logprobs)) == (5, 0)
 
@@ -102,6 +89,7 @@ async def test_a_stop_that_the_request_asked_for_is_named(served: Runtime) -> No
     answer = await complete(served, [5], stop_token_ids=[tokens[2]])
     assert (answer.finish_reason, answer.matched_token_id) == ("stop", tokens[2])
     assert list(answer.output_ids) == tokens[: tokens.index(tokens[2]) + 1]
+    assert answer.completion_tokens == len(answer.output_ids)
 
 
 async def test_the_models_own_end_is_a_stop_without_a_match(served: Runtime) -> None:
@@ -131,72 +119,46 @@ async def test_a_request_that_others_end_is_an_error(served: Runtime) -> None:
     running = asyncio.create_task(call(served, make_request([5], max_tokens=40)))
     await served.wait_for_slots(1)
     unload = asyncio.create_task(served.unload())
-    async with raises("ABORTED", "REQUEST_ABORTED"):
-        await running
+    await refused(running, "ABORTED", "REQUEST_ABORTED")
     served.ranks.gate.set()
     await unload
 
 
-async def test_a_client_that_leaves_frees_the_slot(served: Runtime) -> None:
+async def test_the_log_says_what_became_of_a_sequence_by_the_clients_id(served: Runtime, logs: Logs) -> None:
     await served.deploy()
-    # Left alone, the sequence would run for eight seconds.
-    served.ranks.step_s = 0.2
-    running = stub_of(served).Generate(make_request([5], max_tokens=40))
-    await anext(aiter(running))
-    running.cancel()
-    await served.wait_for_slots(0)
-
-
-async def test_the_log_says_what_became_of_a_sequence(served: Runtime) -> None:
-    await served.deploy()
-    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
-        await complete(served, [5, 6], request_id="mine")
-    (line,) = [log for log in logs if log.get("method", "").endswith("VllmEngine/Generate")]
+    running = stub_of(served).Generate(make_request([5, 6], request_id="mine"))
+    assert [response async for response in running]
+    assert ("x-request-id", "mine") in tuple(await running.trailing_metadata())
+    (line,) = await finished_calls(logs, "VllmEngine/Generate")
     assert (line["deployment_id"], line["request_id"], line["code"]) == ("d", "mine", "OK")
     assert (line["finish_reason"], line["prompt_tokens"], line["generated_tokens"]) == ("LENGTH", 2, 5)
 
 
-async def test_the_request_id_is_the_clients(served: Runtime) -> None:
-    await served.deploy()
-    running = stub_of(served).Generate(make_request([5], request_id="cmpl-1"))
-    assert [response async for response in running]
-    assert ("x-request-id", "cmpl-1") in tuple(await running.trailing_metadata())
-
-
-async def test_a_deadline_ends_the_sequence_with_an_error_of_kiln(
-    served: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It reaches the client within the margin, or not at all: this one is ten times as long as the server's."""
-    monkeypatch.setattr("runtime_svc.generation_service.DEADLINE_MARGIN_S", 0.5)
-    await served.deploy()
-    served.ranks.step_s = 0.05
-    chunks = []
-    async with raises("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"):
-        async for response in stub_of(served).Generate(make_request([5], max_tokens=60), timeout=2):
-            chunks.append(response)  # noqa: PERF401
-    assert {response.WhichOneof("response") for response in chunks} == {"chunk"}
-    assert (await served.get()).load.used_slots == 0
-
-
 async def test_what_kiln_does_not_do_is_refused_by_name(served: Runtime) -> None:
     await served.deploy()
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await complete(served, [5], min_p=0.5, json_schema="{}")
-    assert set(fields_of(caught[0])) == {
-        "sampling_params.min_p",
-        "sampling_params.json_schema",
-    }
-    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await complete(served, [5, VOCAB_SIZE], temperature=-1.0, max_tokens=0, n=17)
-    assert fields_of(caught[0]) == [
-        "tokenized.input_ids[1]",
-        "sampling_params.temperature",
-        "sampling_params.max_tokens",
-        "sampling_params.n",
-    ]
-    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG") as caught:
-        await complete(served, [5] * 17)
-    assert fields_of(caught[0]) == ["tokenized.input_ids"]
+    caught = await refused(complete(served, [5], min_p=0.5, json_schema="{}"), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED")
+    assert set(caught.fields) == {"sampling_params.min_p", "sampling_params.json_schema"}
+    fields = ("tokenized.input_ids[1]", *(f"sampling_params.{name}" for name in ("temperature", "max_tokens", "n")))
+    wrong = complete(served, [5, VOCAB_SIZE], temperature=-1.0, max_tokens=0, n=17)
+    await refused(wrong, "INVALID_ARGUMENT", "REQUEST_INVALID", *fields)
+    await refused(complete(served, [5] * 17), "INVALID_ARGUMENT", "PROMPT_TOO_LONG", "tokenized.input_ids")
+
+
+async def test_a_deadline_is_an_error_of_kiln(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the client within the margin, or not at all: this one is ten times as long as the server's."""
+    monkeypatch.setattr("runtime_svc.api.generation.DEADLINE_MARGIN_S", 0.5)
+    await served.deploy()
+    served.ranks.step_s = 0.05
+    running = stub_of(served).Generate(make_request([5], max_tokens=60), timeout=1)
+    await refused(running, "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
+
+
+async def test_prompt_that_the_deployment_cannot_take_is_not_converted(
+    served: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.deploy()
+    monkeypatch.setattr("runtime_svc.vllm_engine.service.call_from_pb", lambda *_, **__: pytest.fail("converted"))
+    await refused(complete(served, [5] * 10_000), "INVALID_ARGUMENT", "PROMPT_TOO_LONG", "tokenized.input_ids")
 
 
 async def test_neutral_values_and_advertised_ones_suit_sampling_that_is_compiled_in(served: Runtime) -> None:
@@ -208,6 +170,6 @@ async def test_neutral_values_and_advertised_ones_suit_sampling_that_is_compiled
     named = json.loads(info.default_sampling_params_json)
     assert named == {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
     assert list((await complete(served, [5], **named)).output_ids) == greedy
-    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await complete(served, [5], temperature=0.7, top_k=9)
-    assert fields_of(caught[0]) == ["sampling_params.temperature", "sampling_params.top_k"]
+    fields = ("sampling_params.temperature", "sampling_params.top_k")
+    other = complete(served, [5], temperature=0.7, top_k=9)
+    await refused(other, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", *fields)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,12 @@ class Up:
         self.process.send_signal(signal_number)
         return self.process.wait(HANG_S)
 
+    def fail(self) -> dict[str, Any]:
+        """The error with which it ends."""
+        assert self.process.wait(HANG_S) == 1
+        error: dict[str, Any] = self.read()["error"]
+        return error
+
     def log(self, name: str) -> str:
         return (self.home / "logs" / f"{name}.log").read_text()
 
@@ -82,13 +88,11 @@ def stand_ins(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def up(tmp_path: Path, stand_ins: Path) -> Iterator[Callable[..., Up]]:
-    """Starts `kiln up` on free ports; keyword arguments are the behaviour of each stand-in."""
+def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Starts `kiln up` on free ports, in an environment."""
     started: list[Up] = []
 
-    def start(*words: object, as_json: bool = True, **behaviour: dict[str, int]) -> Up:
-        variables = {f"STAND_IN_{name.upper()}": json.dumps(how) for name, how in behaviour.items()}
-        environment = python_environment(stand_ins, STAND_IN_FOLDER=str(tmp_path), **variables)
+    def start(environment: Mapping[str, str], *words: object, as_json: bool = True) -> Up:
         addresses = ("--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0")
         home = tmp_path / "home"
         command = [*KILN, "up", "--home", str(home), *addresses, *map(str, words), *(["--json"] if as_json else [])]
@@ -101,6 +105,18 @@ def up(tmp_path: Path, stand_ins: Path) -> Iterator[Callable[..., Up]]:
         if running.process.poll() is None:
             running.process.kill()
         running.process.communicate()
+
+
+@pytest.fixture
+def up(tmp_path: Path, stand_ins: Path, start_up: Callable[..., Up]) -> Iterator[Callable[..., Up]]:
+    """Starts it over stand-ins; keyword arguments are the behaviour of each."""
+
+    def start(*words: object, as_json: bool = True, **behaviour: dict[str, int]) -> Up:
+        variables = {f"STAND_IN_{name.upper()}": json.dumps(how) for name, how in behaviour.items()}
+        environment = python_environment(stand_ins, STAND_IN_FOLDER=str(tmp_path), **variables)
+        return start_up(environment, *words, as_json=as_json)
+
+    yield start
     for record in tmp_path.glob("*.json"):
         for pid in (json.loads(record.read_text())["pid"], *json.loads(record.read_text())["litter"]):
             if psutil.pid_exists(pid):

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kiln_client.cli.local.background import reach_services
 from kiln_client.cli.main import main
-from kiln_client.errors import ServicesNotStarted
-from kiln_client.local.services import reach_services
+from kiln_client.errors import Unavailable
 from kiln_client.stack.home import StackRecord, read_record
 
 from tests.processes import lives
 from tests.servers.command import python_environment
 from tests.system.clients.stack.conftest import gone
 
-_START = "import asyncio, pathlib, sys; from kiln_client.local.services import reach_services as reach; "
+_START = "import asyncio, pathlib, sys; from kiln_client.cli.local.background import reach_services as reach; "
 _START += "asyncio.run(reach(pathlib.Path(sys.argv[1]), [], print))"
 
 
@@ -94,7 +94,7 @@ def test_two_commands_start_one_pair(home: Path) -> None:
 
 def test_a_failure_is_told_with_the_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_COMPILER", '{"crash": 3}')
-    with pytest.raises(ServicesNotStarted) as caught:
+    with pytest.raises(Unavailable) as caught:
         reach(home)
     assert "cannot open the database" in caught.value.message
     assert str(home / "logs" / "services.log") in caught.value.message

@@ -6,6 +6,8 @@ import click
 import pytest
 from kiln_client.cli.main import kiln
 
+from compiler_svc.config.tables import NEURON_CONFIG
+
 
 def option(command: str, name: str) -> click.Option:
     (found,) = [one for one in kiln.commands[command].params if isinstance(one, click.Option) and name in one.opts]
@@ -15,26 +17,24 @@ def option(command: str, name: str) -> click.Option:
 @pytest.mark.parametrize(
     ("name", "commands"),
     [
-        *(
-            (name, ("run", "generate"))
-            for name in ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed")
-        ),
+        ("--max-new-tokens", ("run", "generate")),
+        *((name, ("run", "generate")) for name in ("--temperature", "--top-k", "--top-p", "--seed")),
         *((name, ("up", "serve")) for name in ("--compiler-address", "--runtime-address", "--memory")),
         ("--model-root", ("up", "serve", "run")),
+        ("--quantize", ("serve", "run", "compile", "plan")),
         *((name, ("serve", "run")) for name in ("--config", "--override", "--optimization-level", "--yes")),
     ],
 )
 def test_an_option_is_one_option(name: str, commands: tuple[str, ...]) -> None:
-    first, *others = (option(command, name) for command in commands)
-    for other in others:
-        assert (other.help, other.default, other.metavar, other.multiple, other.opts, other.type.name) == (
-            first.help,
-            first.default,
-            first.metavar,
-            first.multiple,
-            first.opts,
-            first.type.name,
-        )
+    options = [option(command, name) for command in commands]
+    said = [(one.help, one.default, one.metavar, one.multiple, one.opts, one.type.name) for one in options]
+    assert all(one == said[0] for one in said[1:])
+
+
+def test_quantize_takes_what_the_configuration_takes() -> None:
+    kinds = option("run", "--quantize").type
+    assert isinstance(kinds, click.Choice)
+    assert set(kinds.choices) == set(NEURON_CONFIG.find("quantization_dtype").domain.words)
 
 
 @pytest.mark.parametrize("command", ["run", "generate"])

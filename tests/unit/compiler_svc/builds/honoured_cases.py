@@ -35,117 +35,73 @@ class PlanCase(GraphCase):
 
 
 _BLOCKS: Final = {"is_block_kv_layout": True, "pa_num_blocks": 6, "pa_block_size": 8}
+_PREFIXES: Final = {"is_prefix_caching": True, "prefix_buckets": [16, 32]}
+_BATCHES: Final = {"batch_size": 4, "enable_bucketing": True, "token_generation_buckets": [32]}
+_LISTS: Final = {"context_encoding_buckets": [8, 32], "token_generation_buckets": [16, 32]}
+_GREEDY: Final = {"on_device_sampling_config": {}}
+_QUANTIZED: Final = {"quantized": True}
 
 PLAN_CASES: Final = (
-    PlanCase(
-        {},
-        {"batch_size": 3},
-        {"slots": (1, 3), "prefill rows": (1, 3), "decode rows": (1, 3)},
-    ),
+    PlanCase({}, {"batch_size": 3}, {"slots": (1, 3), "prefill rows": (1, 3), "decode rows": (1, 3)}),
     PlanCase({"batch_size": 3}, {"ctx_batch_size": 1}, {"prefill rows": (3, 1)}),
     PlanCase({}, {"max_batch_size": 2}, {"slots": (1, 2)}),
     PlanCase({"max_batch_size": 4}, {"tkg_batch_size": 2}, {"decode rows": (1, 2)}),
     PlanCase(
         {"pa_num_blocks": 6, "pa_block_size": 8},
         {"is_block_kv_layout": True},
-        {"blocks": ((0, 0), (6, 8)), "cache inputs": (["seq_ids"], ["slot_mapping", "active_block_table"])},
+        {"blocks": ((0, 0), (6, 8)), "cache inputs": ("seq_ids", "slot_mapping active_block_table")},
     ),
     PlanCase(_BLOCKS, {"pa_num_blocks": 7}, {"blocks": ((6, 8), (7, 8))}),
     PlanCase(_BLOCKS, {"pa_block_size": 16}, {"blocks": ((6, 8), (6, 16))}),
     PlanCase(
         _BLOCKS | {"enable_bucketing": True},
-        {"is_prefix_caching": True, "prefix_buckets": [16, 32]},
-        {
-            "executables": (
-                ["context_encoding_32", "token_generation_32"],
-                ["context_encoding_32x0", "context_encoding_32x16", "context_encoding_32x32", "token_generation_32"],
-            ),
-            "prefix caching": (False, True),
-        },
+        _PREFIXES,
+        {"prompts": ("32", "32x0 32x16 32x32"), "prefix caching": (False, True)},
     ),
-    PlanCase(
-        {"batch_size": 4, "enable_bucketing": True, "token_generation_buckets": [32]},
-        {"token_generation_batches": [2]},
-        {
-            "executables": (
-                ["context_encoding_32", "token_generation_32"],
-                ["context_encoding_32", "token_generation_4x32", "token_generation_2x32"],
-            ),
-            "decode rows": (4, 2),
-        },
-    ),
+    PlanCase(_BATCHES, {"token_generation_batches": [2]}, {"decodes": ("32", "4x32 2x32"), "decode rows": (4, 2)}),
     PlanCase(
         {},
         {"seq_len": 64},
         {
-            "executables": (
-                ["context_encoding_32", "token_generation_32"],
-                ["context_encoding_64", "token_generation_64"],
-            ),
+            "prompts": ("32", "64"),
+            "decodes": ("32", "64"),
             "KV positions": (32, 64),
             "prompt": (32, 64),
             "sequence": (32, 64),
         },
     ),
+    PlanCase({"max_new_tokens": 8}, {"max_context_length": 24}, {"prompts": ("32", "24"), "prompt": (32, 24)}),
+    PlanCase({"seq_len": 64}, {"n_active_tokens": 16}, {"prompts": ("64", "16"), "prompt": (64, 16)}),
     PlanCase(
-        {"max_new_tokens": 8},
-        {"max_context_length": 24},
-        {
-            "executables": (
-                ["context_encoding_32", "token_generation_32"],
-                ["context_encoding_24", "token_generation_32"],
-            ),
-            "prompt": (32, 24),
-        },
+        {"seq_len": 64},
+        {"n_positions": 32},
+        {"prompts": ("64", "32"), "decodes": ("64", "32"), "prompt": (64, 32), "sequence": (64, 32)},
     ),
     PlanCase({}, {"max_new_tokens": 7}, {"new tokens": (None, 7)}),
+    PlanCase({}, {"max_length": 96}, {"decodes": ("32", "96"), "KV positions": (32, 96)}),
     PlanCase(
-        {},
-        {"max_length": 96},
-        {
-            "executables": (
-                ["context_encoding_32", "token_generation_32"],
-                ["context_encoding_32", "token_generation_96"],
-            ),
-            "KV positions": (32, 96),
-        },
+        {"seq_len": 256}, {"enable_bucketing": True}, {"prompts": ("256", "128 256"), "decodes": ("256", "128 256")}
     ),
-    PlanCase(
-        {"seq_len": 256},
-        {"enable_bucketing": True},
-        {
-            "executables": (
-                ["context_encoding_256", "token_generation_256"],
-                ["context_encoding_128", "context_encoding_256", "token_generation_128", "token_generation_256"],
-            ),
-        },
-    ),
-    PlanCase(
-        {"enable_bucketing": True},
-        {"context_encoding_buckets": [8, 32], "token_generation_buckets": [16, 32]},
-        {
-            "executables": (
-                ["context_encoding_32", "token_generation_32"],
-                ["context_encoding_8", "context_encoding_32", "token_generation_16", "token_generation_32"],
-            ),
-        },
-    ),
+    PlanCase({"enable_bucketing": True}, _LISTS, {"prompts": ("32", "8 32"), "decodes": ("32", "16 32")}),
     PlanCase({}, {"torch_dtype": "bfloat16"}, {"weights": ("float32", "bfloat16")}),
     PlanCase({}, {"tp_degree": 2}, {"queries": (32, 16)}),
+    PlanCase({}, {"padding_side": "left"}, {"left padded": ("", "context_encoding")}),
+    PlanCase({}, {"allow_input_truncation": True}, {"truncates prompts": (False, True)}),
+    PlanCase({}, {"skip_warmup": True}, {"skips warm-up": (False, True)}),
     # The graph of one rank may be the same: it returns its logits anyway, for the golden check.
-    PlanCase(
-        {"on_device_sampling_config": {}},
-        {"output_logits": True},
-        {"outputs": (["tokens", "rank_logits"], ["tokens", "logits"])},
-    ),
+    PlanCase(_GREEDY, {"output_logits": True}, {"outputs": ("tokens rank_logits", "tokens logits")}),
 )
 
 GRAPH_CASES: Final = (
-    GraphCase({}, {"on_device_sampling_config": {}}),
+    GraphCase({}, _GREEDY),
     GraphCase({}, {"fused_qkv": True}),
     GraphCase({"tp_degree": 2}, {"rpl_reduce_dtype": "bfloat16"}),
     GraphCase({"cast_type": "as-declared"}, {"attention_dtype": "bfloat16"}),
     GraphCase({"tp_degree": 2}, {"vocab_parallel": True}),
+    GraphCase({}, _QUANTIZED),
+    GraphCase(_QUANTIZED, {"quantization_dtype": "f8e4m3"}),
+    GraphCase(_QUANTIZED, {"quantization_type": "per_channel_symmetric"}),
+    GraphCase(_QUANTIZED, {"modules_to_not_convert": ["lm_head"]}),
 )
 
 #: Attributes of OnDeviceSamplingConfig, and a value that changes the graph.

@@ -66,3 +66,9 @@ def test_weights_fit_executables_from_before_rings(tmp_path: Path) -> None:
     with pytest.raises(GraphAbiMismatch) as caught:
         check_weights_fit(other, plan)
     assert caught.value.metadata["attribute"] == "state.tensors"
+    laid_out = msgspec.structs.replace(shards[0].tensors[0], layout="of a later release")
+    shard = msgspec.structs.replace(shards[0], tensors=(laid_out, *shards[0].tensors[1:]))
+    other = msgspec.structs.replace(manifest, weight_sets=(WeightSet(name="model", shards=(shard,)),))
+    with pytest.raises(GraphAbiMismatch) as caught:
+        check_weights_fit(other, plan)
+    assert caught.value.metadata["attribute"] == f"tensors.0.{laid_out.name}.layout"

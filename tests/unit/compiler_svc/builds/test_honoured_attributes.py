@@ -8,8 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from compiler_svc.config import resolve_config
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
-from compiler_svc.trace.export import export_submodel
-from compiler_svc.trace.graph_digest import render_graph
+from compiler_svc.trace.export import export_submodel, render_graph
 from compiler_svc.trace.submodels import ExecutableSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
@@ -40,21 +39,31 @@ def describe(planned: BuildPlan) -> dict[str, Any]:
     model, limits = planned.model, planned.limits
     tensors = planned.weights.describe_shard(0, None, 0).tensors
     return {
-        "executables": [submodel.tag for submodel in planned.submodels],
+        "prompts": _join(planned, "context_encoding_"),
+        "decodes": _join(planned, "token_generation_"),
         "prefill rows": dict(_shapes(planned.submodels[0]))["input_ids"][0],
         "decode rows": dict(_shapes(planned.submodels[-1]))["input_ids"][0],
-        "outputs": [tensor.name for tensor in planned.submodels[-1].outputs],
+        "outputs": " ".join(tensor.name for tensor in planned.submodels[-1].outputs),
         "slots": model.num_slots,
         "KV positions": model.max_length,
         "blocks": (model.num_blocks, model.block_tokens),
-        "cache inputs": [one for one in dict(_shapes(planned.submodels[-1])) if one in CACHE_INPUTS],
+        "cache inputs": " ".join(one for one in dict(_shapes(planned.submodels[-1])) if one in CACHE_INPUTS),
+        "left padded": " ".join(one.submodel for one in planned.submodels if "left_padded" in one.flags),
         "prefix caching": planned.serving.prefix_caching,
+        "truncates prompts": planned.serving.input_truncation,
+        "skips warm-up": planned.serving.skip_warmup,
         "prompt": limits.max_context_length,
         "sequence": limits.max_length,
         "new tokens": limits.max_new_tokens,
         "weights": next(tensor.dtype for tensor in tensors if "q_proj" in tensor.name),
         "queries": next(tensor.shape[0] for tensor in tensors if "q_proj" in tensor.name),
     }
+
+
+def _join(planned: BuildPlan, prefix: str) -> str:
+    """Buckets of a submodel, as tags have them."""
+    tags = (submodel.tag for submodel in planned.submodels)
+    return " ".join(tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix))
 
 
 def _shapes(submodel: ExecutableSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -92,49 +92,13 @@ def test_generation_defaults_out_of_range_are_named(name: str, value: object) ->
     assert violation.field == f"generation_config.{name}"
 
 
-def test_executables_limits_and_rows(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
-    config = resolve(
-        seq_len=64,
-        max_length=96,
-        batch_size=3,
-        ctx_batch_size=1,
-        max_new_tokens=20,
-        enable_bucketing=True,
-        context_encoding_buckets=[8, 48],
-        token_generation_buckets=[16, 32],
-    )
-    plan = plan_build(checkpoint, config, target="cpu")
-    assert [submodel.tag for submodel in plan.submodels] == [
-        "context_encoding_8",
-        "context_encoding_48",
-        "token_generation_16",
-        "token_generation_32",
-    ]
+def test_limits_are_those_of_the_executables(tmp_path: Path) -> None:
+    lists = {"context_encoding_buckets": [8, 48], "token_generation_buckets": [16, 32], "enable_bucketing": True}
+    config = resolve(seq_len=64, max_length=96, batch_size=3, ctx_batch_size=1, max_new_tokens=20, **lists)
+    plan = plan_build(Checkpoint.open(write_checkpoint(tmp_path / "tiny")), config, target="cpu")
     assert plan.limits == Limits(
         max_context_length=32, max_length=32, max_new_tokens=20, ctx_batch_size=1, tkg_batch_size=3
     )
-    assert (plan.model.num_slots, plan.model.max_length) == (3, 96)
+    assert plan.model.max_length == 96
     assert plan.tokens.eos == (2, 3)
     assert plan.serving == Serving()
-
-
-def test_active_tokens_and_positions_cap_buckets_and_limits(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
-
-    def plan(**values: Any) -> tuple[list[str], int, int]:
-        planned = plan_build(checkpoint, resolve(seq_len=64, **values), target="cpu")
-        limits = planned.limits
-        return [submodel.tag for submodel in planned.submodels], limits.max_context_length, limits.max_length
-
-    assert plan() == (["context_encoding_64", "token_generation_64"], 64, 64)
-    assert plan(n_active_tokens=16) == (["context_encoding_16", "token_generation_64"], 16, 64)
-    assert plan(n_positions=48) == (["context_encoding_48", "token_generation_48"], 48, 48)
-
-
-def test_what_the_configuration_asks_of_the_runtime(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
-    config = resolve(allow_input_truncation=True, skip_warmup=True, padding_side="left")
-    plan = plan_build(checkpoint, config, target="cpu")
-    assert plan.serving == Serving(input_truncation=True, skip_warmup=True)
-    assert [submodel.submodel for submodel in plan.submodels if "left_padded" in submodel.flags] == ["context_encoding"]

@@ -7,42 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler_svc.config.buckets import (
-    choose_buckets,
-    generate_buckets,
-    halve_buckets,
-    pair_with_batches,
-    pair_with_prefixes,
-    resolve_buckets,
-)
+from compiler_svc.config.buckets import generate_buckets, resolve_buckets
 
 LENGTHS = st.integers(1, 2**20)
 
 
 @pytest.mark.parametrize(
-    ("longest", "expected"),
-    [
-        (1, (1,)),
-        (64, (64,)),
-        (128, (128,)),
-        (181, (181,)),
-        (182, (128, 182)),
-        (256, (128, 256)),
-        (512, (128, 256, 512)),
-        (513, (128, 256, 513)),
-        (1000, (128, 256, 512, 1000)),
-        (1500, (128, 256, 512, 1024, 1500)),
-        (10240, (128, 256, 512, 1024, 2048, 4096, 10240)),
-        (12000, (128, 256, 512, 1024, 2048, 4096, 8192, 12000)),
-    ],
-)
-def test_generated_buckets_are_those_of_nxd_inference(longest: int, expected: tuple[int, ...]) -> None:
-    assert generate_buckets(128, longest) == expected
-
-
-@pytest.mark.parametrize(
     ("shortest", "longest", "expected"),
     [
+        (128, 1, (1,)),
+        (128, 64, (64,)),
+        (128, 128, (128,)),
+        (128, 181, (181,)),
+        (128, 182, (128, 182)),
+        (128, 256, (128, 256)),
+        (128, 512, (128, 256, 512)),
+        (128, 513, (128, 256, 513)),
+        (128, 1000, (128, 256, 512, 1000)),
+        (128, 1500, (128, 256, 512, 1024, 1500)),
+        (128, 10240, (128, 256, 512, 1024, 2048, 4096, 10240)),
+        (128, 12000, (128, 256, 512, 1024, 2048, 4096, 8192, 12000)),
         (64, 256, (64, 128, 256)),
         (256, 1024, (256, 512, 1024)),
         (512, 2048, (512, 1024, 2048)),
@@ -51,30 +35,17 @@ def test_generated_buckets_are_those_of_nxd_inference(longest: int, expected: tu
         (512, 724, (724,)),
     ],
 )
-def test_generated_buckets_may_begin_elsewhere(shortest: int, longest: int, expected: tuple[int, ...]) -> None:
+def test_generated_buckets_are_those_of_nxd_inference(shortest: int, longest: int, expected: tuple[int, ...]) -> None:
     assert generate_buckets(shortest, longest) == expected
 
 
 @given(shortest=st.sampled_from((64, 128, 256, 512)), longest=LENGTHS)
-def test_generated_buckets_ascend_to_the_longest(shortest: int, longest: int) -> None:
+def test_generated_buckets_ascend_to_the_longest_and_waste_at_most_two_thirds(shortest: int, longest: int) -> None:
+    """From the shortest bucket on, each is at most 2 * sqrt(2) times the one before."""
     buckets = generate_buckets(shortest, longest)
     assert buckets[-1] == longest
-    assert all(shorter < longer for shorter, longer in itertools.pairwise(buckets))
+    assert all(1 < longer / shorter <= 2 * 2**0.5 for shorter, longer in itertools.pairwise(buckets))
     assert all(bucket >= min(shortest, longest) for bucket in buckets)
-
-
-@given(longest=LENGTHS)
-def test_generated_buckets_waste_at_most_two_thirds(longest: int) -> None:
-    """From the shortest bucket on, each is at most 2 * sqrt(2) times the one before."""
-    for shorter, longer in itertools.pairwise(generate_buckets(128, longest)):
-        assert longer / shorter <= 2 * 2**0.5
-
-
-def test_a_list_wins_only_where_bucketing_is_on() -> None:
-    assert choose_buckets(enabled=False, listed=(8, 16), longest=512) == (512,)
-    assert choose_buckets(enabled=True, listed=(8, 16), longest=512) == (8, 16)
-    assert choose_buckets(enabled=True, listed=(), longest=512) == (128, 256, 512)
-    assert choose_buckets(enabled=True, listed=(), longest=512, shortest=256) == (256, 512)
 
 
 def values_with(**given_values: Any) -> dict[str, Any]:
@@ -96,6 +67,7 @@ def values_with(**given_values: Any) -> dict[str, Any]:
     ("given_values", "prefill", "decode", "prefix"),
     [
         ({"enable_bucketing": False}, (1024,), (2048,), ()),
+        ({"enable_bucketing": False, "context_encoding_buckets": (8, 16)}, (1024,), (2048,), ()),
         ({}, (128, 256, 512, 1024), (128, 256, 512, 1024, 2048), ()),
         ({"enable_bucketing": False, "n_active_tokens": 100}, (100,), (2048,), ()),
         ({"n_active_tokens": 300}, (128, 300), (128, 256, 512, 1024, 2048), ()),
@@ -149,33 +121,3 @@ def test_resolved_buckets_end_at_the_longest_lengths(enabled: bool, caches_prefi
     assert lists["context_encoding_buckets"][-1] == longest_prompt
     assert lists["token_generation_buckets"][-1] == longest_sequence
     assert lists["prefix_buckets"][-1:] == ((longest_prompt,) if caches_prefixes else ())
-
-
-def test_prefixes_make_a_grid_with_none_first() -> None:
-    assert pair_with_prefixes((128, 256), (128, 256)) == (
-        (128, 0),
-        (128, 128),
-        (128, 256),
-        (256, 0),
-        (256, 128),
-        (256, 256),
-    )
-    assert pair_with_prefixes((1024,), (1024,)) == ((1024, 0), (1024, 1024))
-
-
-def test_batches_make_a_grid_with_the_largest_first() -> None:
-    assert pair_with_batches((1, 4), 8, (128, 256)) == ((8, 128), (8, 256), (4, 128), (4, 256), (1, 128), (1, 256))
-    assert pair_with_batches((4,), 4, (64,)) == ((4, 64),)
-
-
-def test_halves_of_token_buckets_are_the_prompt_buckets_of_transformers_neuronx() -> None:
-    assert halve_buckets((128, 256, 512, 1024, 2048)) == (64, 128, 256, 512, 1024)
-    assert halve_buckets((128, 181)) == (64, 90)
-    assert halve_buckets((1, 2, 3)) == (1,)
-
-
-@given(st.lists(LENGTHS, min_size=1, unique=True).map(sorted))
-def test_halves_ascend_and_fit(buckets: list[int]) -> None:
-    halves = halve_buckets(tuple(buckets))
-    assert list(halves) == sorted(set(halves))
-    assert halves[-1] == max(buckets[-1] // 2, 1)

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from bundle.digest import canonical_json
 from compiler_svc.config import TARGET_KINDS, InferenceConfig, TargetKind, parse_document, resolve_config
-from compiler_svc.config.attribute import ConfigTable
-from compiler_svc.config.domains import Anything, Choice, Flag, Integer, Limit, Number, Table
-from compiler_svc.config.tables import INFERENCE_CONFIG, TABLES
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from tests.fuzzing import broken, fuzz, mutated
+from tests.unit.compiler_svc.config.interchange.documents import draw_document
 from tests.unit.compiler_svc.config.resolving import resolve
 
 CONFIG: Final = {
@@ -32,13 +30,7 @@ CONFIG: Final = {
         "max_new_tokens": 64,
         "output_logits": False,
         "save_sharded_checkpoint": True,
-        "on_device_sampling_config": {
-            "dynamic": True,
-            "do_sample": True,
-            "top_k": 50,
-            "top_p": 0.9,
-            "temperature": 1.0,
-        },
+        "on_device_sampling_config": {"dynamic": True, "do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 1.0},
     }
 }
 #: Every class inside of another one, for a target that plans with all of them.
@@ -69,7 +61,7 @@ NESTED: Final = {
 
 @fuzz()
 @given(
-    data=mutated(CONFIG) | broken(json.dumps(CONFIG).encode()),
+    data=mutated(CONFIG) | broken(json.dumps(CONFIG).encode()) | st.binary() | st.text().map(str.encode),
     checkpoint_dtype=st.sampled_from([None, "float32", "bfloat16", "?"]),
 )
 def test_configurations(data: bytes, checkpoint_dtype: str | None) -> None:
@@ -82,32 +74,8 @@ def test_nested_configurations(data: bytes, target: TargetKind) -> None:
     assert_named_or_resolved(data.decode(errors="replace"), None, target)
 
 
-def values_of(table: ConfigTable, depth: int) -> st.SearchStrategy[dict[str, Any]]:
-    """Documents of a table, most of whose values are in their domains."""
-    samples: dict[type, st.SearchStrategy[Any]] = {
-        Flag: st.booleans(),
-        Integer: st.sampled_from([1, 2, 4, 64, 128, 256]),
-        Number: st.floats(0.1, 1),
-        Limit: st.floats(allow_nan=False) | st.just("Infinity"),
-        Anything: st.sampled_from([None, False, 1]),
-    }
-    columns = {}
-    for attribute in table.rows:
-        domain = attribute.domain
-        if isinstance(domain, Table):
-            values = values_of(TABLES[domain.of], depth - 1) if depth else st.just({})
-        elif isinstance(domain, Choice):
-            values = st.sampled_from(domain.words)
-        else:
-            values = samples.get(type(domain), st.sampled_from([[], {}, [1], [128, 256], ["a"], {"a": "b"}, "a"]))
-        columns |= dict.fromkeys(attribute.names, values)
-    return st.dictionaries(st.sampled_from(sorted(columns)), st.none(), max_size=6).flatmap(
-        lambda names: st.fixed_dictionaries({name: columns[name] for name in names})
-    )
-
-
 @fuzz(300)
-@given(document=values_of(INFERENCE_CONFIG, 3), target=st.sampled_from(TARGET_KINDS))
+@given(document=draw_document(), target=st.sampled_from(TARGET_KINDS))
 def test_every_table(document: dict[str, Any], target: TargetKind) -> None:
     assert_validated(document, None, target)
 
@@ -135,11 +103,6 @@ def assert_validated(document: dict[str, Any], checkpoint_dtype: str | None, tar
         return
     assert violations
     assert all(str(violation).isascii() for violation in violations)
-
-
-@given(st.text() | st.binary().map(lambda data: data.decode("utf-8", "surrogateescape")))
-def test_any_text_is_resolved_or_refused_by_name(text: str) -> None:
-    assert_named_or_resolved(text, "float32", "cpu")
 
 
 @given(

@@ -1,12 +1,21 @@
 """Defaults, derived values and normalized spellings."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from compiler_svc.config import MoENeuronConfig, TargetKind, resolve_config
-from compiler_svc.errors import FeatureNotServed
+from bundle.errors import FieldViolation
+from compiler_svc.config import MoENeuronConfig, Resolution, TargetKind, read_config, resolve_config
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from tests.unit.compiler_svc.config.resolving import mistakes_in, resolve
+
+SPECULATES: dict[str, Any] = {
+    "enable_fused_speculation": True,
+    "speculation_length": 4,
+    "on_device_sampling_config": {},
+}
+QUANTIZED_MLP = {"mlp_kernel_enabled": True, "quantized_mlp_kernel_enabled": True}
 
 
 def test_defaults_raise_no_warning() -> None:
@@ -21,13 +30,9 @@ def test_defaults_raise_no_warning() -> None:
 def test_tables_inside_derive_their_defaults_from_the_table_around_them() -> None:
     """Defaults that are plain values stand in the API's comments, and `test_documented_attributes` compares them."""
     nested: dict[str, Any] = {"on_device_sampling_config": {}, "routed_experts_mlp_ops_config": {}}
-    config = resolve(target="trn2", glu_mlp=False, **nested).config.neuron_config
-    assert isinstance(config, MoENeuronConfig)
-    sampling, routed = config.on_device_sampling_config, config.routed_experts_mlp_ops_config
-    assert sampling is not None
-    assert sampling.is_greedy
-    assert routed is not None
-    assert not routed.glu_mlp
+    config: Any = resolve(target="trn2", glu_mlp=False, **nested).config.neuron_config
+    assert config.on_device_sampling_config.is_greedy
+    assert not config.routed_experts_mlp_ops_config.glu_mlp
     assert config.blockwise_matmul_config.logical_nc_config == 2
 
 
@@ -55,10 +60,20 @@ def test_logical_cores_are_the_targets(target: TargetKind, cores: int) -> None:
             {"context_encoding_buckets": (16, 64), "token_generation_buckets": (128, 256)},
         ),
         ({"torch_dtype": "torch.float32"}, {"torch_dtype": "float32"}),
+        # "set is_continuous_batching to True, and set tkg_batch_size to the max batch size"
+        ({"is_continuous_batching": True, "tkg_batch_size": 8, "ctx_batch_size": 1}, {"max_batch_size": 8}),
+        ({}, {"quantization_type": "per_tensor_symmetric", "quantization_dtype": "int8"}),
+        (QUANTIZED_MLP, {"quantization_type": "per_channel_symmetric", "quantization_dtype": "f8e4m3"}),
+        ({}, {"enable_fused_speculation": False, "trace_tokengen_model": True}),
+        ({"speculation_length": 4}, {"enable_fused_speculation": False, "trace_tokengen_model": False}),
+        (
+            {"is_eagle_draft": True, "enable_eagle_speculation": True, "speculation_length": 4},
+            {"enable_fused_speculation": False, "trace_tokengen_model": False},
+        ),
     ],
 )
 def test_derived_values(given_values: dict[str, Any], expected: dict[str, Any]) -> None:
-    config = resolve(**given_values).config.neuron_config
+    config = resolve(target="trn2", **given_values).config.neuron_config
     assert {name: getattr(config, name) for name in expected} == expected
 
 
@@ -79,21 +94,6 @@ def test_prompts_in_chunks_may_be_longer_than_buckets(
     assert config.find_longest_prompt(in_chunks=in_chunks) == expected
 
 
-@pytest.mark.parametrize(
-    ("given_values", "fused", "trace"),
-    [
-        ({}, False, True),
-        ({"speculation_length": 4}, False, False),
-        ({"is_eagle_draft": True, "enable_eagle_speculation": True, "speculation_length": 4}, False, False),
-    ],
-)
-def test_speculation_decides_about_fusing_and_the_token_generation_model(
-    given_values: dict[str, Any], fused: bool, trace: bool
-) -> None:
-    config = resolve(target="trn2", **given_values).config.neuron_config
-    assert (config.enable_fused_speculation, config.trace_tokengen_model) == (fused, trace)
-
-
 def test_unset_and_null_take_the_default_and_zero_does_not() -> None:
     assert resolve(max_new_tokens=None, seq_len=None).config == resolve().config
     assert mistakes_in(max_new_tokens=0)["max_new_tokens"].value == "0"
@@ -103,15 +103,13 @@ def test_unset_and_null_take_the_default_and_zero_does_not() -> None:
 
 
 def test_minus_one_is_no_top_k_limit() -> None:
-    sampling = resolve(on_device_sampling_config={"top_k": -1}).config.neuron_config.on_device_sampling_config
-    assert sampling is not None
-    assert sampling.top_k == 0
+    config: Any = resolve(on_device_sampling_config={"top_k": -1}).config.neuron_config
+    assert config.on_device_sampling_config.top_k == 0
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("-inf"), "Infinity", "-Infinity"])
 def test_an_infinite_limit_is_none(limit: object) -> None:
-    config = resolve(gate_clamp_upper_limit=limit, quantize_clamp_bound=limit).config.neuron_config
-    assert isinstance(config, MoENeuronConfig)
+    config: Any = resolve(gate_clamp_upper_limit=limit, quantize_clamp_bound=limit).config.neuron_config
     assert config.gate_clamp_upper_limit is None
 
 
@@ -130,10 +128,32 @@ class TestDtype:
         assert violation.value == "'float64' from the checkpoint"
         assert resolve("float64", target, torch_dtype="float32").config.neuron_config.torch_dtype == "float32"
 
+    @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float64"])
+    @pytest.mark.parametrize(
+        "neuron_config",
+        [
+            {"qkv_kernel_enabled": True, "fused_qkv": True},
+            {"attention_dtype": "float32"},
+            {"attention_dtype": "float32", "torch_dtype": "bfloat16", "cast_type": "as-declared"},
+            SPECULATES | {"torch_dtype": "float32"},
+            SPECULATES,
+        ],
+        ids=lambda neuron_config: "-".join(neuron_config)[:40],
+    )
+    @pytest.mark.parametrize("draft", [{}, {"torch_dtype": "float32"}], ids=["draft", "draft-in-float32"])
+    def test_the_checkpoint_may_be_opened_later(
+        self, neuron_config: dict[str, Any], draft: dict[str, Any], dtype: str | None
+    ) -> None:
+        document: dict[str, Any] = {"neuron_config": neuron_config}
+        if "speculation_length" in neuron_config:
+            document["fused_spec_config"] = {"draft_model_path": "draft", "draft_config": {"neuron_config": draft}}
+        read = read_config(document, target="trn2", compiles=False)
+        at_once = find_outcome(lambda: resolve_config(document, checkpoint_dtype=dtype, target="trn2"))
+        assert find_outcome(lambda: read.resolve(dtype)) == at_once
 
-@pytest.mark.parametrize("target", ["cpu", "trn2"])
-def test_the_migration_guides_continuous_batching(target: TargetKind) -> None:
-    """ "set is_continuous_batching to True, and set tkg_batch_size to the max batch size" """
-    config = resolve(target=target, is_continuous_batching=True, tkg_batch_size=8, ctx_batch_size=1).config
-    assert config.neuron_config.max_batch_size == 8
-    assert resolve(target=target, batch_size=4).config.neuron_config.max_batch_size == 4
+
+def find_outcome(resolve: Callable[[], Resolution]) -> Resolution | Sequence[FieldViolation]:
+    try:
+        return resolve()
+    except (ConfigInvalid, FeatureNotServed) as error:
+        return error.violations

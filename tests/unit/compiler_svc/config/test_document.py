@@ -1,5 +1,6 @@
 """Reading text as documents."""
 
+import math
 import time
 
 import pytest
@@ -36,6 +37,9 @@ class TestDocument:
         for text in deep:
             with pytest.raises(ConfigInvalid, match="at most 64 deep"):
                 parse_document(text)
+
+    def test_infinities_are_numbers(self) -> None:
+        assert parse_document('{"x": -Infinity}') == {"x": -math.inf}
 
     def test_the_deepest_document(self) -> None:
         parse_document('{"a":' * MAX_DEPTH + "1" + "}" * MAX_DEPTH)

@@ -15,7 +15,6 @@ IN_CASES: Final = {
     *(f"NeuronConfig.{name}" for case in (*PLAN_CASES, *GRAPH_CASES) for name in case.values),
     *(f"OnDeviceSamplingConfig.{name}" for name in SAMPLING_VALUES),
 }
-_CAPS: Final = "tests/unit/compiler_svc/builds/test_plan.py::test_active_tokens_and_positions_cap_buckets_and_limits"
 _WEIGHTS: Final = "tests/service/compiler_svc/builds/test_weights.py::test_executables_and_weights_apart"
 
 #: The tests of the others.
@@ -23,20 +22,11 @@ ELSEWHERE: Final = {
     "InferenceConfig.attribute_map": (
         "tests/unit/compiler_svc/weights/test_overrides.py::test_an_alias_in_the_checkpoint"
     ),
-    "NeuronConfig.padding_side": (
-        "tests/contract/families/test_left_padding.py::test_executable_says_on_which_side_it_is_padded"
-    ),
-    "NeuronConfig.n_active_tokens": _CAPS,
-    "NeuronConfig.n_positions": _CAPS,
     "NeuronConfig.cast_type": (
         "tests/unit/compiler_svc/models/test_dtypes.py::test_as_declared_weights_keep_their_dtypes"
     ),
     "NeuronConfig.save_sharded_checkpoint": _WEIGHTS,
     "NeuronConfig.skip_sharding": _WEIGHTS,
-    "NeuronConfig.skip_warmup": "tests/service/runtime_svc/test_load_bundle.py::test_bundle_may_ask_for_no_warm_up",
-    "NeuronConfig.allow_input_truncation": (
-        "tests/unit/compiler_svc/builds/test_plan.py::test_what_the_configuration_asks_of_the_runtime"
-    ),
 }
 
 

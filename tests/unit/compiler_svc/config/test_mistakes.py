@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from compiler_svc.errors import ConfigInvalid
-from tests.unit.compiler_svc.config.resolving import mistakes_in, mistakes_in_document, resolve
+from tests.unit.compiler_svc.config.resolving import mistakes_in, mistakes_in_document, nest, resolve
 
 
 def test_ten_mistakes_are_one_error() -> None:
@@ -24,6 +24,7 @@ def test_ten_mistakes_are_one_error() -> None:
                 "lora_config": {"max_loras": 0},
                 "router_config": {"act_fn": "relu"},
                 "quantized": True,
+                "enable_fused_speculation": True,
             },
             "fused_spec_config": {"draft_config": {"neuron_config": {"tp_degre": 2}}},
         }
@@ -38,7 +39,7 @@ def test_ten_mistakes_are_one_error() -> None:
         "neuron_config.on_device_sampling_config.top_k",
         "neuron_config.lora_config.max_loras",
         "neuron_config.router_config.act_fn",
-        "neuron_config.quantized_checkpoints_path",
+        "neuron_config.draft_model_modules_to_not_convert",
         "fused_spec_config.draft_config.neuron_config.tp_degre",
     } <= found.keys()
     assert found["neuron_config.max_new_tokens"].value == "-896"
@@ -53,7 +54,7 @@ def test_what_is_not_served_is_listed_with_the_mistakes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("path", "value"),
     [
         ("seq_len", -1),
         ("seq_len", 2**31),
@@ -68,6 +69,8 @@ def test_what_is_not_served_is_listed_with_the_mistakes() -> None:
         ("async_mode", "yes"),
         ("logical_nc_config", 3),
         ("tp_degree", 0),
+        ("tp_degree", 65),
+        ("tp_degree", 2**31 - 1),
         ("on_device_sampling_config", True),
         ("context_encoding_buckets", 64),
         ("context_encoding_buckets", [64, 64]),
@@ -77,7 +80,7 @@ def test_what_is_not_served_is_listed_with_the_mistakes() -> None:
         ("cc_pipeline_tiling_factor", 0),
         ("weights_to_skip_layout_optimization", [""]),
         ("modules_to_not_convert", "lm_head"),
-        ("quantization_dtype", "int4"),
+        ("quantization_dtype", "int3"),
         ("medusa_tree", [[0], [-1]]),
         ("medusa_tree", [[]]),
         ("medusa_tree", [0]),
@@ -86,51 +89,31 @@ def test_what_is_not_served_is_listed_with_the_mistakes() -> None:
         ("gate_clamp_upper_limit", math.nan),
         ("hidden_act_bias", math.inf),
         ("glu_type", "geglu"),
-    ],
-)
-def test_each_names_field_value_and_what_is_accepted(name: str, value: Any) -> None:
-    found = mistakes_in(**{name: value})
-    assert set(found) == {name}
-    assert found[name].value == repr(value)
-    assert found[name].accepted
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("top_k", -2),
-        ("top_k", 257),
-        ("top_p", 1.5),
-        ("top_p", "0.9"),
-        ("temperature", -1),
-        ("temperature", math.inf),
-        ("temperature", 10**400),
-        ("do_sample", 0),
-        ("global_topk", -1),
-    ],
-)
-def test_sampling(name: str, value: Any) -> None:
-    assert set(mistakes_in(on_device_sampling_config={name: value})) == {f"on_device_sampling_config.{name}"}
-
-
-@pytest.mark.parametrize(
-    ("config", "path"),
-    [
-        ({"lora_config": {"lora_ckpt_paths": {"a": 1}}}, "lora_config.lora_ckpt_paths"),
-        ({"router_config": {"dtype": "float8"}}, "router_config.dtype"),
-        ({"routed_experts_mlp_ops_config": {"num_experts": 0}}, "routed_experts_mlp_ops_config.num_experts"),
-        (
-            {"blockwise_matmul_config": {"block_sharding_strategy": "EVEN"}},
-            "blockwise_matmul_config.block_sharding_strategy",
-        ),
-        ({"moe_fused_tkg_config": {"quantized": "yes"}}, "moe_fused_tkg_config.quantized"),
-        ({"hybrid_sharding_config": {"moe_cte_tp_degree": 0}}, "hybrid_sharding_config.moe_cte_tp_degree"),
-        ({"hybrid_sharding_config": [1]}, "hybrid_sharding_config"),
+        ("on_device_sampling_config.top_k", -2),
+        ("on_device_sampling_config.top_k", 257),
+        ("on_device_sampling_config.top_p", 1.5),
+        ("on_device_sampling_config.top_p", "0.9"),
+        ("on_device_sampling_config.temperature", -1),
+        ("on_device_sampling_config.temperature", math.inf),
+        ("on_device_sampling_config.temperature", 10**400),
+        ("on_device_sampling_config.do_sample", 0),
+        ("on_device_sampling_config.global_topk", -1),
+        ("lora_config.lora_ckpt_paths", {"a": 1}),
+        ("router_config.dtype", "float8"),
+        ("routed_experts_mlp_ops_config.num_experts", 0),
+        ("blockwise_matmul_config.block_sharding_strategy", "EVEN"),
+        ("moe_fused_tkg_config.quantized", "yes"),
+        ("hybrid_sharding_config.moe_cte_tp_degree", 0),
+        ("hybrid_sharding_config", [1]),
     ],
 )
 @pytest.mark.parametrize("target", ["cpu", "trn2"])
-def test_configurations_inside(config: dict[str, Any], path: str, target: Any) -> None:
-    assert path in mistakes_in(target, **config)
+def test_each_names_field_value_and_what_is_accepted(path: str, value: Any, target: Any) -> None:
+    found = mistakes_in(target, **nest(path, value))
+    assert path in found
+    assert set(found) <= {path, path.partition(".")[0]}, "a table may not be served at all"
+    assert found[path].value == repr(value) or value == 10**400
+    assert found[path].accepted
 
 
 @pytest.mark.parametrize("name", ["worker_cls", "draft_model_cls"])

@@ -1,5 +1,6 @@
 """What targets make of attributes: served, a hint, for later, planned or refused."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from compiler_svc.config import TARGET_KINDS, Hint, Resolution, TargetKind, reso
 from compiler_svc.config.attribute import Attribute
 from compiler_svc.config.tables import NEURON_CONFIG, TABLES
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
-from tests.unit.compiler_svc.config.resolving import mistakes_in, resolve, unserved_in
+from tests.unit.compiler_svc.config.resolving import mistakes_in, resolve
 
+TWO_CORES = {"neuron_config": {"logical_nc_config": 2}}
 EVERY_ATTRIBUTE = [
     pytest.param(attribute, id=f"{table.class_name}.{attribute.name}")
     for table in TABLES.values()
@@ -19,6 +21,9 @@ EVERY_ATTRIBUTE = [
 
 @pytest.mark.parametrize("attribute", EVERY_ATTRIBUTE)
 def test_every_target_has_an_answer_and_says_why(attribute: Attribute) -> None:
+    compiled = attribute.support_on("trn2", compiles=True)
+    assert compiled.level != "planned"
+    assert compiled.level != "hint" or compiled.reason
     for target in TARGET_KINDS:
         support = attribute.support_on(target)
         assert bool(support.reason) == (support.level in ("hint", "refused")), target
@@ -28,31 +33,23 @@ def test_every_target_has_an_answer_and_says_why(attribute: Attribute) -> None:
 
 class TestNotServed:
     @pytest.mark.parametrize(
-        ("name", "value"),
+        "values",
         [
-            ("kv_cache_quant", True),
-            ("return_expert_index", True),
-            ("speculation_length", 4),
-            ("lora_config", {"max_loras": 2}),
-            ("lora_config", {}),
-            ("flash_decoding_enabled", True),
-            ("return_router_logits", True),
-            ("routed_experts_mlp_ops_config", {}),
+            {"return_expert_index": True},
+            {"speculation_length": 4},
+            {"lora_config": {"max_loras": 2}},
+            {"flash_decoding_enabled": True},
+            {"return_router_logits": True},
+            {"routed_experts_mlp_ops_config": {}},
+            {"kv_cache_quant": True, "lora_config": {}},
         ],
     )
-    def test_each_is_named(self, name: str, value: Any) -> None:
-        found = unserved_in(**{name: value})
-        assert set(found) == {name}
-        assert found[name].accepted.endswith("all that this version serves")
-
-    def test_features_are_listed(self) -> None:
+    def test_each_is_named(self, values: dict[str, Any]) -> None:
         with pytest.raises(FeatureNotServed) as caught:
-            resolve(kv_cache_quant=True, router_config={"act_fn": "sigmoid"}, lora_config={})
-        assert caught.value.metadata["features"].split(",") == [
-            "neuron_config.kv_cache_quant",
-            "neuron_config.lora_config",
-            "neuron_config.router_config.act_fn",
-        ]
+            resolve(**values)
+        assert caught.value.metadata["features"].split(",") == [f"neuron_config.{name}" for name in values]
+        assert {one.field for one in caught.value.violations} == {f"neuron_config.{name}" for name in values}
+        assert all(one.accepted.endswith("all that this version serves") for one in caught.value.violations)
 
     def test_false_is_not_zero(self) -> None:
         assert "0" in mistakes_in(kv_cache_quant=0)["kv_cache_quant"].value
@@ -64,14 +61,17 @@ class TestNotServed:
             {"router_config": {"act_fn": "softmax"}},
             {"moe_tp_degree": 1},
             {"kv_cache_quant": False},
+            # Served, or the default.
+            {"batch_size": 4, "is_continuous_batching": True},
+            {"output_logits": True, "on_device_sampling_config": {"dynamic": True, "global_topk": 64, "top_k": 5}},
+            {"save_sharded_checkpoint": False},
+            {"skip_sharding": True},
+            {"logical_nc_config": 1},
+            {"mlp_kernel_enabled": False},
         ],
     )
-    def test_defaults_are_accepted(self, values: dict[str, Any]) -> None:
+    def test_what_is_served_has_no_warning(self, values: dict[str, Any]) -> None:
         assert resolve(**values).warnings == ()
-
-    def test_neuron_targets_plan_with_what_cpu_serves_later(self) -> None:
-        config = resolve(target="trn2", kv_cache_quant=True, torch_dtype="float16", tp_degree=32).config.neuron_config
-        assert (config.kv_cache_quant, config.torch_dtype, config.tp_degree) == (True, "float16", 32)
 
     @pytest.mark.parametrize("tp_degree", [1, 2, 3, 64])
     def test_every_degree_is_served(self, tp_degree: int) -> None:
@@ -79,13 +79,6 @@ class TestNotServed:
         resolution = resolve(tp_degree=tp_degree, rpl_reduce_dtype="bfloat16")
         assert resolution.config.neuron_config.tp_degree == tp_degree
         assert any("rpl_reduce_dtype" in warning for warning in resolution.warnings) == (tp_degree == 1)
-
-    @pytest.mark.parametrize("weights", [{"save_sharded_checkpoint": False}, {"skip_sharding": True}])
-    def test_bundles_without_weights_are_served(self, weights: dict[str, bool]) -> None:
-        resolution = resolve(**weights)
-        (name,) = weights
-        assert getattr(resolution.config.neuron_config, name) == weights[name]
-        assert not resolution.warnings
 
 
 class TestHints:
@@ -116,18 +109,9 @@ class TestHints:
         assert str(hint) in resolution.warnings
         assert " is ignored: " in str(hint)
 
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [("logical_nc_config", 1), ("is_continuous_batching", True), ("mlp_kernel_enabled", False)],
-    )
-    def test_what_holds_anyway_is_none(self, name: str, value: Any) -> None:
-        assert resolve(**{name: value}).hints == ()
-
     def test_inside(self) -> None:
-        (hint,) = resolve(blockwise_matmul_config={"block_size": 256}).hints
-        assert hint == Hint(
-            "neuron_config.blockwise_matmul_config.block_size", 256, "the compiler chooses this target's kernels"
-        )
+        path, reason = "neuron_config.blockwise_matmul_config.block_size", "the compiler chooses this target's kernels"
+        assert resolve(blockwise_matmul_config={"block_size": 256}).hints == (Hint(path, 256, reason),)
 
     def test_neuron_targets_count_what_changes_a_plan(self) -> None:
         resolution = resolve(target="trn2", cc_pipeline_tiling_factor=4, sequence_parallel_enabled=True)
@@ -137,18 +121,17 @@ class TestHints:
 
     def test_experts_are_no_silence(self) -> None:
         given = {"capacity_factor": 2.0, "fused_shared_experts": True, "router_config": {"act_fn": "sigmoid"}}
-        hints = {hint.field for hint in resolve(target="trn2", **given).hints}
-        assert hints == {f"neuron_config.{name}" for name in ("capacity_factor", "fused_shared_experts")} | {
-            "neuron_config.router_config.act_fn"
-        }
+        hints = {hint.field.removeprefix("neuron_config.") for hint in resolve(target="trn2", **given).hints}
+        assert hints == {"capacity_factor", "fused_shared_experts", "router_config.act_fn"}
 
 
 class TestRefused:
     @pytest.mark.parametrize("target", ["inf2", "trn1"])
     def test_two_physical_cores_where_there_is_one(self, target: TargetKind) -> None:
-        found = mistakes_in(target, logical_nc_config=2)
         accepted = "1: a logical core is one physical core there (NxD Inference API guide, General configuration)"
-        assert found["logical_nc_config"].accepted == accepted
+        for compiles in (False, True):
+            with pytest.raises(ConfigInvalid, match=re.escape(accepted)):
+                resolve_config(TWO_CORES, checkpoint_dtype=None, target=target, compiles=compiles)
         assert resolve(target=target, logical_nc_config=1).warnings == ()
 
     @pytest.mark.parametrize("target", TARGET_KINDS)
@@ -217,16 +200,3 @@ class TestCompilesForNeuron:
     def test_ignored_with_a_reason(self, name: str, value: Any) -> None:
         (hint,) = self.resolve(**{name: value}).hints
         assert (hint.field, bool(hint.reason)) == (f"neuron_config.{name}", True)
-
-    def test_two_physical_cores_where_there_is_one(self) -> None:
-        document = {"neuron_config": {"logical_nc_config": 2}}
-        with pytest.raises(ConfigInvalid, match="a logical core is one physical core there"):
-            resolve_config(document, checkpoint_dtype=None, target="trn1", compiles=True)
-
-    def test_nothing_is_silent(self) -> None:
-        """Every attribute that cpu ignores is honoured, refused but for the default, or ignored with a reason."""
-        for table in TABLES.values():
-            for row in table.rows:
-                support = row.support_on("trn2", compiles=True)
-                assert support.level != "planned", f"{table.class_name}.{row.name}"
-                assert support.level != "hint" or support.reason

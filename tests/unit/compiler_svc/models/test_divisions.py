@@ -6,19 +6,16 @@ import pytest
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly, Run, join_axes
 
 
-def test_equal_parts() -> None:
-    assert Axis(8, Evenly()).divide(2) == ((Run(0, 4),), (Run(4, 4),))
-
-
 @pytest.mark.parametrize(
     ("length", "tp_degree", "runs"),
     [
+        (8, 2, ((Run(0, 4),), (Run(4, 4),))),
         (7, 2, ((Run(0, 4),), (Run(4, 3), Run(None, 1)))),
         # Four parts of two, of which the last ones have nothing of the axis left.
         (5, 4, ((Run(0, 2),), (Run(2, 2),), (Run(4, 1), Run(None, 1)), (Run(None, 2),))),
     ],
 )
-def test_zeros_follow_the_end(length: int, tp_degree: int, runs: tuple[tuple[Run, ...], ...]) -> None:
+def test_equal_parts_with_zeros_behind_the_end(length: int, tp_degree: int, runs: tuple[tuple[Run, ...], ...]) -> None:
     axis = Axis(length, Evenly())
     assert axis.divide(tp_degree) == runs
     assert axis.part_length(tp_degree) == sum(run.length for run in runs[0])

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.gemma2.modeling_gemma2 import Gemma2TextScaledWordEmbedding
 
-from compiler_svc.models.description import EmbeddingSpec
 from compiler_svc.models.divisions import Axis
 from compiler_svc.models.layers.linear import Embedding, round_to
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.specs import EmbeddingSpec
 from tests.fuzzing import fuzz
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
-from compiler_svc.models.registry import describe_model, list_families
+from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.models.registry import describe_model, list_attributes, list_families
+from tests.unit.compiler_svc.models.sizes import SIZES
 
 GPT2: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"],
@@ -17,7 +18,6 @@ GPT2: dict[str, Any] = {
     "n_head": 8,
     "n_layer": 2,
 }
-GPTJ = GPT2 | {"architectures": ["GPTJForCausalLM"], "rotary_dim": 4}
 #: What `config.json` of bigscience/bloom-560m says, by its names.
 BLOOM: dict[str, Any] = {
     "architectures": ["BloomForCausalLM"],
@@ -27,21 +27,7 @@ BLOOM: dict[str, Any] = {
     "num_attention_heads": 16,
     "n_inner": None,
 }
-OPT: dict[str, Any] = {
-    "architectures": ["OPTForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "ffn_dim": 100,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 2,
-}
-NEOX = OPT | {"architectures": ["GPTNeoXForCausalLM"], "intermediate_size": 100}
-
-
-def find_violations(config: dict[str, Any], error: type[ModelConfigInvalid | ModelNotServed]) -> list[str]:
-    with pytest.raises(error) as caught:
-        describe_model(config)
-    return [str(one) for one in caught.value.violations]
+NEOX, LLAMA = (SIZES | {"architectures": [name]} for name in ("GPTNeoXForCausalLM", "LlamaForCausalLM"))
 
 
 def test_the_names_of_checkpoints_on_the_hub() -> None:
@@ -73,59 +59,40 @@ def test_every_name_that_transformers_maps_is_read(architecture: str) -> None:
 
 
 def test_two_names_with_two_values_are_a_mistake() -> None:
-    assert find_violations(GPT2 | {"hidden_size": 32}, ModelConfigInvalid) == [
-        "hidden_size: got 32; accepted: 64, which n_embd says: both name one attribute"
-    ]
-
-
-def test_all_missing_attributes_at_once_by_the_family_s_names() -> None:
-    missing = find_violations({"architectures": ["GPT2LMHeadModel"]}, ModelConfigInvalid)
-    assert [one.partition(":")[0] for one in missing] == ["n_embd", "n_head", "vocab_size", "n_layer"]
-    with pytest.raises(ModelConfigInvalid, match="the configuration of a GPT-2 model must define n_embd, n_head, "):
-        describe_model({"architectures": ["GPT2LMHeadModel"]})
+    with pytest.raises(ModelConfigInvalid) as caught:
+        describe_model(GPT2 | {"hidden_size": 32})
+    (violation,) = caught.value.violations
+    assert str(violation) == "hidden_size: got 32; accepted: 64, which n_embd says: both name one attribute"
 
 
 @pytest.mark.parametrize(
-    ("config", "changes", "violation"),
+    ("architecture", "family", "names"),
     [
-        (GPT2, {"n_embd": 60}, "n_embd: got 60; accepted: a multiple of 8 heads"),
-        (GPT2, {"n_embd": 40}, "n_embd: got 40; accepted: a multiple of 16: heads have an even size"),
-        (GPT2, {"n_inner": 0}, "n_inner: got 0; accepted: an integer from 1 to 1048576"),
-        (GPT2, {"n_positions": 1 << 28}, "n_positions: got 268435456; accepted: an integer from 1 to 134217728"),
-        (GPTJ, {"rotary_dim": 5}, "rotary_dim: got 5; accepted: an even number up to 8, the size of heads"),
-        (GPTJ, {"rotary_dim": None}, "rotary_dim: got 64; accepted: an even number up to 8, the size of heads"),
-        (OPT, {"word_embed_proj_dim": 0}, "word_embed_proj_dim: got 0; accepted: an integer from 1 to 1048576"),
-        (NEOX, {"rotary_pct": 2.0}, "rotary_pct: got 2.0; accepted: at most 1.0"),
+        ("GPT2LMHeadModel", "GPT-2", ["n_embd", "n_head", "vocab_size", "n_layer"]),
+        ("LlamaForCausalLM", "Llama", sorted(SIZES.keys() - {"ffn_dim", "num_key_value_heads"})),
     ],
 )
-def test_impossible_values(config: dict[str, Any], changes: dict[str, Any], violation: str) -> None:
-    assert find_violations(config | changes, ModelConfigInvalid) == [violation]
+def test_all_missing_attributes_at_once_by_the_family_s_names(architecture: str, family: str, names: list[str]) -> None:
+    with pytest.raises(ModelConfigInvalid, match=f"the configuration of a {family} model must define ") as caught:
+        describe_model({"architectures": [architecture], "hidden_act": None, "rope_scaling": {"type": "linear"}})
+    assert caught.value.metadata["family"] == family
+    assert sorted(caught.value.metadata["missing"].split(", ")) == sorted(names)
+    mistakes = {"rope_scaling.factor"} if family == "Llama" else set()
+    assert {one.field for one in caught.value.violations} == {*names} | mistakes
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "violation"),
-    [
-        (GPT2, {"scale_attn_weights": False}, "scale_attn_weights: got False; accepted: true"),
-        (
-            GPT2,
-            {"scale_attn_by_inverse_layer_idx": True},
-            "scale_attn_by_inverse_layer_idx: got True; accepted: false",
-        ),
-        (GPT2, {"add_cross_attention": True}, "add_cross_attention: got True; accepted: false"),
-        (
-            GPTJ,
-            {"tie_word_embeddings": True},
-            "tie_word_embeddings: got True; accepted: false: the output layer has biases of its own",
-        ),
-        (
-            BLOOM,
-            {"apply_residual_connection_post_layernorm": True},
-            "apply_residual_connection_post_layernorm: got True; accepted: false",
-        ),
-    ],
-)
-def test_what_is_not_served(config: dict[str, Any], changes: dict[str, Any], violation: str) -> None:
-    assert find_violations(config | changes, ModelNotServed) == [violation]
+def test_all_mistakes_at_once() -> None:
+    changes = {"hidden_size": "64", "num_key_value_heads": 0, "rms_norm_eps": 0, "mlp_bias": 1}
+    with pytest.raises(ModelConfigInvalid) as caught:
+        describe_model(LLAMA | changes | {"rope_scaling": {"rope_type": "linear"}})
+    assert {violation.field: violation.accepted for violation in caught.value.violations} == {
+        "hidden_size": "an integer from 1 to 1048576",
+        "num_key_value_heads": "an integer from 1 to 1024",
+        "rms_norm_eps": "a number above 0",
+        "rope_scaling.factor": "a number above 0",
+        "mlp_bias": "true or false",
+    }
+    assert "hidden_size: got '64'; accepted: an integer from 1 to 1048576" in str(caught.value)
 
 
 def test_rotary_attributes_of_older_checkpoints() -> None:
@@ -133,5 +100,28 @@ def test_rotary_attributes_of_older_checkpoints() -> None:
     today = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}
     older = describe_model(NEOX | {"rotary_pct": 0.5, "rotary_emb_base": 5000})
     assert older == describe_model(NEOX | {"rope_parameters": today})
-    assert older.rope.rotary_dim == 4
-    assert describe_model(NEOX).rope.rotary_dim == 2
+    assert older.ropes[0].rotary_dim == 4
+    assert describe_model(NEOX).ropes[0].rotary_dim == 2
+
+
+def test_the_attributes_of_any_family_count_if_the_model_is_unknown() -> None:
+    unknown = list_attributes({"architectures": ["Unknown"]})
+    assert unknown == list_attributes({})
+    assert unknown > list_attributes(LLAMA)
+    assert {"mlp_bias", "sliding_window"} <= unknown
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["a", "b"], "LlamaForCausalLM", [3]])
+def test_no_single_architecture(architectures: object) -> None:
+    with pytest.raises(ModelConfigInvalid, match="architectures"):
+        describe_model(LLAMA | {"architectures": architectures})
+
+
+def test_json_tells_configurations_apart() -> None:
+    assert describe_model(LLAMA).numeric_config == describe_model(LLAMA | {"torch_dtype": "bfloat16"}).numeric_config
+    kinds = ({"rope_scaling": {"type": kind, "factor": 2.0}} for kind in ("linear", "dynamic"))
+    variants = [
+        describe_model(LLAMA | changes).numeric_config
+        for changes in ({}, {"rope_theta": 5.0}, *kinds, {"rms_norm_eps": 1e-5})
+    ]
+    assert len({str(sorted(variant.items())) for variant in variants}) == len(variants)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,28 +13,14 @@ def flat(heads: tuple[tuple[int, ...], ...]) -> list[int]:
     return [head for rank in heads for head in rank]
 
 
-def test_one_rank_holds_everything_in_order() -> None:
-    assert lay_out_heads(6, 3, 1) == HeadLayout(KvSharding.SPLIT, (tuple(range(6)),), ((0, 1, 2),))
-
-
-def test_query_heads_stay_with_their_kv_heads() -> None:
-    layout = lay_out_heads(8, 4, 2)
-    assert layout == HeadLayout(KvSharding.SPLIT, ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1), (2, 3)))
-
-
-def test_neighbours_hold_copies_of_a_kv_head() -> None:
-    layout = lay_out_heads(8, 2, 4)
-    assert layout == HeadLayout(KvSharding.REPLICATE, ((0, 1), (2, 3), (4, 5), (6, 7)), ((0,), (0,), (1,), (1,)))
-
-
-@pytest.mark.parametrize(("tp_degree", "sharding"), [(32, KvSharding.REPLICATE), (64, KvSharding.REPLICATE)])
-def test_56_query_heads_are_padded_in_8_groups(tp_degree: int, sharding: KvSharding) -> None:
+@pytest.mark.parametrize("tp_degree", [32, 64])
+def test_56_query_heads_are_padded_in_8_groups(tp_degree: int) -> None:
     """56 to 64 heads with 8 KV heads: 7 real ones and 1 of zeros, eight times."""
     layout = lay_out_heads(56, 8, tp_degree)
     groups = [[*range(7 * group, 7 * group + 7), PADDING_HEAD] for group in range(8)]
     assert flat(layout.query_heads) == [head for group in groups for head in group]
     assert flat(layout.kv_heads) == [group for group in range(8) for _ in range(tp_degree // 8)]
-    assert layout.sharding is sharding
+    assert layout.sharding is KvSharding.REPLICATE
 
 
 def test_24_query_heads_with_8_kv_heads_become_24_at_12_ranks() -> None:
@@ -44,29 +32,34 @@ def test_24_query_heads_with_8_kv_heads_become_24_at_12_ranks() -> None:
     assert layout.kv_heads[:2] == ((0, 0), (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("counts", "tp_degree", "queries", "keys"),
-    [
-        # MHA: both are padded at the end.
-        ((7, 7), 2, ((0, 1, 2, 3), (4, 5, 6, -1)), ((0, 1, 2, 3), (4, 5, 6, -1))),
-        ((3, 3), 4, ((0,), (1,), (2,), (-1,)), ((0,), (1,), (2,), (-1,))),
-        # Fewer ranks than KV heads.
-        ((6, 3), 2, ((0, 1, 2), (3, 4, 5)), ((0, 0, 1), (1, 2, 2))),
-        # More ranks than KV heads.
-        ((6, 3), 4, ((0, 1), (2, 3), (4, 5), (-1, -1)), ((0, 0), (1, 1), (2, 2), (-1, -1))),
-        ((10, 5), 4, ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, -1, -1)), ((0, 0, 1), (1, 2, 2), (3, 3, 4), (4, -1, -1))),
-        # More ranks than query heads.
-        ((2, 1), 4, ((0,), (1,), (-1,), (-1,)), ((0,), (0,), (0,), (0,))),
-    ],
-)
-def test_counts_that_do_not_divide(
-    counts: tuple[int, int],
-    tp_degree: int,
-    queries: tuple[tuple[int, ...], ...],
-    keys: tuple[tuple[int, ...], ...],
-) -> None:
-    layout = lay_out_heads(*counts, tp_degree)
-    assert (layout.query_heads, layout.kv_heads) == (queries, keys)
+SPLIT, REPLICATE, CONVERT = KvSharding.SPLIT, KvSharding.REPLICATE, KvSharding.CONVERT_TO_MHA
+#: Query and KV heads, ranks, how KV heads are shared, and what each rank holds of both; -1 for zeros.
+LAYOUTS: list[Any] = [
+    ((6, 3), 1, SPLIT, ((0, 1, 2, 3, 4, 5),), ((0, 1, 2),)),
+    ((8, 4), 2, SPLIT, ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1), (2, 3))),
+    ((8, 2), 4, REPLICATE, ((0, 1), (2, 3), (4, 5), (6, 7)), ((0,), (0,), (1,), (1,))),
+    # MHA: both are padded at the end.
+    ((7, 7), 2, CONVERT, ((0, 1, 2, 3), (4, 5, 6, -1)), ((0, 1, 2, 3), (4, 5, 6, -1))),
+    ((3, 3), 4, CONVERT, ((0,), (1,), (2,), (-1,)), ((0,), (1,), (2,), (-1,))),
+    # Fewer ranks than KV heads.
+    ((6, 3), 2, CONVERT, ((0, 1, 2), (3, 4, 5)), ((0, 0, 1), (1, 2, 2))),
+    # More ranks than KV heads.
+    ((6, 3), 4, CONVERT, ((0, 1), (2, 3), (4, 5), (-1, -1)), ((0, 0), (1, 1), (2, 2), (-1, -1))),
+    (
+        (10, 5),
+        4,
+        CONVERT,
+        ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, -1, -1)),
+        ((0, 0, 1), (1, 2, 2), (3, 3, 4), (4, -1, -1)),
+    ),
+    # More ranks than query heads.
+    ((2, 1), 4, REPLICATE, ((0,), (1,), (-1,), (-1,)), ((0,), (0,), (0,), (0,))),
+]
+
+
+@pytest.mark.parametrize(("counts", "tp_degree", "sharding", "queries", "keys"), LAYOUTS)
+def test_layouts(counts: tuple[int, int], tp_degree: int, sharding: KvSharding, queries: Any, keys: Any) -> None:
+    assert lay_out_heads(*counts, tp_degree) == HeadLayout(sharding, queries, keys)
 
 
 @given(num_kv_heads=st.integers(1, 16), group_size=st.integers(1, 12), tp_degree=st.integers(1, 70))

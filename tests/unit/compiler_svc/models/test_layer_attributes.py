@@ -8,21 +8,13 @@ import pytest
 import transformers
 
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.registry import describe_model
 from compiler_svc.models.rope_config import DefaultRope, LinearRope
-
-REQUIRED: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-}
+from tests.unit.compiler_svc.models.sizes import SIZES
 
 
 def describe(architecture: str, **attributes: Any) -> ModelDescription:
-    return describe_model(REQUIRED | {"architectures": [architecture]} | attributes)
+    return describe_model(SIZES | {"architectures": [architecture]} | attributes)
 
 
 def windows(description: ModelDescription) -> list[int | None]:
@@ -47,7 +39,7 @@ def test_every_fourth_layer_does_not_rotate_unless_the_layers_are_listed() -> No
 
 def test_layers_that_do_not_rotate_slide() -> None:
     sliding = {"use_sliding_window": True, "sliding_window": 16}
-    reference = transformers.SmolLM3Config(**REQUIRED, **sliding)
+    reference = transformers.SmolLM3Config(**SIZES, **sliding)
     by_default = describe(SMOLLM3, **sliding)
     assert windows(by_default) == [16 if kind == "sliding_attention" else None for kind in reference.layer_types]
     assert windows(by_default) == [None, None, None, 16] * 2
@@ -56,34 +48,15 @@ def test_layers_that_do_not_rotate_slide() -> None:
     assert windows(describe(SMOLLM3, sliding_window=16)) == [None] * 8
 
 
-@pytest.mark.parametrize(
-    ("attributes", "field"),
-    [
-        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
-        ({"no_rope_layers": [2] * 8}, "no_rope_layers"),
-        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
-        ({"layer_types": ["sliding_attention"] * 8, "sliding_window": 16}, "use_sliding_window"),
-        ({"layer_types": ["sliding_attention"] * 8, "use_sliding_window": True}, "sliding_window"),
-        ({"layer_types": ["chunked_attention"] * 8, "use_sliding_window": True}, "layer_types"),
-    ],
-)
-def test_layers_that_cannot_be_are_refused(attributes: dict[str, Any], field: str) -> None:
-    with pytest.raises(ModelConfigInvalid) as caught:
-        describe(SMOLLM3, **attributes)
-    assert [violation.field for violation in caught.value.violations] == [field]
-
-
 GEMMA2 = "Gemma2ForCausalLM"
 
 
 def test_every_other_layer_slides_unless_layer_types_says_which() -> None:
-    reference = transformers.Gemma2Config(**REQUIRED)
+    reference = transformers.Gemma2Config(**SIZES)
     expected = [4096 if kind == "sliding_attention" else None for kind in reference.layer_types]
     assert windows(describe(GEMMA2)) == expected == [4096, None] * 4
     full = ["full_attention"] * 8
     assert windows(describe(GEMMA2, layer_types=full, sliding_window=None)) == [None] * 8
-    with pytest.raises(ModelConfigInvalid, match="sliding_window"):
-        describe(GEMMA2, sliding_window=None)
 
 
 def test_caps_are_what_the_attributes_say() -> None:
@@ -91,19 +64,11 @@ def test_caps_are_what_the_attributes_say() -> None:
     assert (description.layers[0].attention.soft_cap, description.logit_soft_cap) == (50.0, 30.0)
     uncapped = describe(GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
     assert (uncapped.layers[0].attention.soft_cap, uncapped.logit_soft_cap) == (0.0, 0.0)
-    with pytest.raises(ModelConfigInvalid, match="final_logit_softcapping"):
-        describe(GEMMA2, final_logit_softcapping=0)
 
 
 def test_the_activation_has_a_name_of_its_own() -> None:
     """Checkpoints have both names, and transformers reads one of them."""
-    assert describe(GEMMA2, hidden_act="relu", hidden_activation="gelu").layers[0].mlp.act == "gelu"
-
-
-@pytest.mark.parametrize("architecture", [GEMMA2])
-def test_attention_to_later_tokens_is_refused(architecture: str) -> None:
-    with pytest.raises(ModelNotServed, match="use_bidirectional_attention"):
-        describe(architecture, use_bidirectional_attention=True)
+    assert describe(GEMMA2, hidden_act="relu", hidden_activation="gelu").layers[0].feed_forward.act == "gelu"
 
 
 GEMMA3 = "Gemma3ForCausalLM"
@@ -153,29 +118,3 @@ def test_each_rope_has_its_default() -> None:
 def test_ropes_that_no_layer_has_are_not_in_the_shard() -> None:
     assert [one.name for one in describe(GEMMA3, num_hidden_layers=2).ropes] == ["local_rope"]
     assert [one.name for one in describe(GEMMA3, layer_types=["full_attention"] * 8).ropes] == ["rope"]
-
-
-@pytest.mark.parametrize(
-    ("attributes", "error", "field"),
-    [
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, ModelConfigInvalid, "rope_parameters"),
-        (
-            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
-            ModelConfigInvalid,
-            "rope_parameters.full_attention.factor",
-        ),
-        (
-            {"rope_parameters": {"sliding_attention": {"rope_type": "dynamic", "factor": 2.0}}},
-            ModelNotServed,
-            "rope_parameters.sliding_attention.rope_type",
-        ),
-        ({"attn_logit_softcapping": 50.0}, ModelNotServed, "attn_logit_softcapping"),
-        ({"use_bidirectional_attention": True}, ModelNotServed, "use_bidirectional_attention"),
-    ],
-)
-def test_what_is_not_served_is_named(
-    attributes: dict[str, Any], error: type[ModelConfigInvalid | ModelNotServed], field: str
-) -> None:
-    with pytest.raises(error) as caught:
-        describe(GEMMA3, **attributes)
-    assert [violation.field for violation in caught.value.violations] == [field]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from compiler_svc.models.divisions import share_of
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
 from execution.sampling import greedy, sample
+from tests.fuzzing import fuzz
 from tests.ranks.arithmetic import compute_as_on
 from tests.ranks.threads import run_ranks
 
@@ -58,7 +59,7 @@ def test_whole_logits(vocab_size: int, tp_degree: int, dtype: torch.dtype) -> No
         assert torch.equal(whole, logits.float())
 
 
-@settings(deadline=None)
+@fuzz(250)
 @given(seed=st.integers(0, 10_000), vocab_size=st.integers(8, 60), tp_degree=st.integers(1, 8))
 def test_the_likeliest_token(seed: int, vocab_size: int, tp_degree: int) -> None:
     logits = draw_logits(4, vocab_size, seed)
@@ -69,7 +70,7 @@ def test_the_likeliest_token(seed: int, vocab_size: int, tp_degree: int) -> None
         assert torch.equal(tokens, greedy(logits))
 
 
-@settings(deadline=None)
+@fuzz(250)
 @given(
     seed=st.integers(0, 10_000),
     vocab_size=st.integers(8, 60),

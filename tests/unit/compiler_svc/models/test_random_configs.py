@@ -53,7 +53,7 @@ def describe_or_refuse(config: Mapping[str, Any]) -> ModelDescription | tuple[Fi
 
 
 @pytest.mark.parametrize("architecture", sorted(list_families()))
-@fuzz(200)
+@fuzz(100)
 @given(data=st.data())
 def test_configs_are_described_or_refused_by_name(architecture: str, data: st.DataObject) -> None:
     names = sorted(list_families()[architecture].attributes - {"architectures"})

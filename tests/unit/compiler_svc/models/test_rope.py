@@ -7,12 +7,12 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from compiler_svc.models.description import RopeSpec
-from compiler_svc.models.families.llama.config import parse_config
 from compiler_svc.models.layers.rope import RotaryEmbedding, compute_frequencies
+from compiler_svc.models.registry import describe_model
 from compiler_svc.models.rope_config import RopeConfig
 from compiler_svc.models.sources import RopeSource
-from tests.checkpoints.tiny_models import ROPES
+from compiler_svc.models.specs import RopeSpec
+from tests.checkpoints.ropes import ROPES
 
 # As large models have it.
 LLAMA_3_1 = {
@@ -29,7 +29,7 @@ def pair(rope_parameters: dict[str, Any], head_dim: int) -> tuple[LlamaRotaryEmb
     attributes = {"head_dim": head_dim, "hidden_size": 8 * head_dim, "num_attention_heads": 8}
     reference = LlamaConfig(**attributes, max_position_embeddings=32, rope_parameters=dict(rope_parameters))
     config = reference.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    return LlamaRotaryEmbedding(reference), parse_config(config, "LlamaForCausalLM").rope
+    return LlamaRotaryEmbedding(reference), describe_model(config).ropes[0].rope
 
 
 @pytest.mark.parametrize("head_dim", [8, 128])

@@ -32,6 +32,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pickled(models: Path) -> str:
+    """A checkpoint whose weights plans do not open."""
+    directory = models / "pickled"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(LLAMA_1B))
+    (directory / "pytorch_model.bin").write_bytes(b"never opened")
+    return directory.name
+
+
+@pytest.fixture(scope="session")
 def planner(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Planner]:
     """A planner with an empty cache, which plans leave empty."""
     with open_planner(tmp_path_factory.mktemp("planner"), models) as planner:

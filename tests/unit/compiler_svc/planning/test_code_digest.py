@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 from pathlib import Path
 
 import pytest
 
 from compiler_svc.planning.code_digest import BUNDLE_CODE, LOWERING_CODE, digest_code, list_sources
+from tests.architecture.sources import Place, find_imported, list_modules
 from tests.repository import ROOT
 
 #: What a build process runs, or imports, although no byte of a bundle depends on it: each with the reason.
@@ -45,34 +45,41 @@ WITHOUT_EFFECT = {
 }
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "compiler_svc/models/layers/rope.py",
-        "compiler_svc/lower/kernels/linear.cpp",
-        "bundle/abi/inputs.py",
-        "targets/cpu.py",
-    ],
-)
-def test_an_edit_of_what_shapes_bytes_voids_bundles(tmp_path: Path, path: str) -> None:
-    before, after = _edit(tmp_path, path)
-    assert before != after
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, to edit."""
+    directory = tmp_path_factory.mktemp("sources")
+    for package in ("bundle", "compiler_svc", "execution", "targets"):
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return directory
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "code", "voids"),
     [
-        "compiler_svc/server.py",
-        "compiler_svc/api/compiler.py",
-        "compiler_svc/config/tables/differences.py",
-        "compiler_svc/planning/cost.py",
-        "execution/ranks/group.py",
-        "targets/neuron.py",
+        ("compiler_svc/models/layers/rope.py", BUNDLE_CODE, True),
+        ("compiler_svc/lower/kernels/linear.cpp", BUNDLE_CODE, True),
+        ("compiler_svc/lower/kernels/linear.cpp", LOWERING_CODE, True),
+        ("compiler_svc/lower/kernels/vectors.h", LOWERING_CODE, True),
+        ("bundle/abi/inputs.py", BUNDLE_CODE, True),
+        ("targets/cpu.py", BUNDLE_CODE, True),
+        ("compiler_svc/server.py", BUNDLE_CODE, False),
+        ("compiler_svc/api/compiler.py", BUNDLE_CODE, False),
+        ("compiler_svc/config/tables/documents.py", BUNDLE_CODE, False),
+        ("compiler_svc/planning/cost.py", BUNDLE_CODE, False),
+        ("execution/ranks/group.py", BUNDLE_CODE, False),
+        ("targets/neuron.py", BUNDLE_CODE, False),
     ],
 )
-def test_an_edit_elsewhere_voids_none(tmp_path: Path, path: str) -> None:
-    before, after = _edit(tmp_path, path)
-    assert before == after
+def test_an_edit_voids_what_was_made_if_it_shapes_bytes(
+    sources: Path, path: str, code: tuple[str, ...], voids: bool
+) -> None:
+    digest_code.cache_clear()
+    before = digest_code(code, sources)
+    with (sources / path).open("a") as file:
+        file.write("\n")
+    digest_code.cache_clear()
+    assert (digest_code(code, sources) != before) == voids
 
 
 def test_every_entry_exists() -> None:
@@ -83,43 +90,19 @@ def test_every_entry_exists() -> None:
 
 def test_all_that_a_build_imports_is_accounted_for() -> None:
     known = {*list_sources(BUNDLE_CODE), *list_sources(tuple(WITHOUT_EFFECT))}
-    closure = _import_closure(ROOT / "compiler_svc/builds/pipeline.py")
+    closure = _import_closure(("compiler_svc", "builds", "pipeline"))
     assert len(closure) > 100
     assert not sorted(
         str(file.relative_to(ROOT)) for file in closure if file not in known and file.name != "__init__.py"
     )
 
 
-def _edit(directory: Path, path: str) -> tuple[str, str]:
-    """Digests of a copy of the sources before and after a comment is added to one of them."""
-    for package in ("bundle", "compiler_svc", "execution", "targets"):
-        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    before = digest_code(BUNDLE_CODE, directory)
-    with (directory / path).open("a") as file:
-        file.write("\n")
-    digest_code.cache_clear()
-    return before, digest_code(BUNDLE_CODE, directory)
-
-
-def _import_closure(start: Path) -> set[Path]:
+def _import_closure(start: Place) -> set[Path]:
     """The files of ours that a module imports, directly or through others."""
-    seen: set[Path] = set()
-    waiting = [start]
+    modules, waiting = list_modules(), [start]
+    seen: set[Place] = set()
     while waiting:
-        file = waiting.pop()
-        if file not in seen:
-            seen.add(file)
-            waiting.extend(_imported_files(file))
-    return seen
-
-
-def _imported_files(file: Path) -> list[Path]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            names |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
-    paths = (ROOT / name.replace(".", "/") for name in names)
-    candidates = [candidate for path in paths for candidate in (path.with_suffix(".py"), path / "__init__.py")]
-    return [candidate for candidate in candidates if candidate.is_file()]
+        if (place := waiting.pop()) not in seen:
+            seen.add(place)
+            waiting.extend(find_imported(modules[place], place, modules))
+    return {modules[place] for place in seen}

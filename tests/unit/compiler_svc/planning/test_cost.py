@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,34 +19,32 @@ WORK = Work(
 )
 
 
-def test_the_same_build_again() -> None:
-    estimate = estimate_cost(WORK, [LOWERING, PREFILL], [BUILD])
-    assert estimate == CostEstimate(duration_s=8 + 12 + 2 + 3, peak_memory_bytes=300, num_records=2)
+SEVERAL = [msgspec.structs.replace(LOWERING, duration_s=seconds) for seconds in (7.0, 8.0, 100.0)]
 
 
-def test_lowerings_run_beside_each_other() -> None:
-    estimate = estimate_cost(replace(WORK, num_lowerings=2), [LOWERING, PREFILL], [BUILD])
-    assert estimate is not None
-    assert estimate.duration_s == 10 + 2 + 3
-
-
-def test_larger_models_take_longer() -> None:
-    work = replace(WORK, num_layers=8, weights_bytes=3000, num_executables=3)
-    estimate = estimate_cost(work, [LOWERING, PREFILL], [BUILD])
-    assert estimate is not None
-    assert estimate.duration_s == pytest.approx(2 * (8 + 12) + 2 * 1.5 * 2 + 3 * 3)
-
-
-def test_what_the_cache_has_costs_nothing() -> None:
-    estimate = estimate_cost(replace(WORK, missing=()), [], [BUILD])
-    assert estimate == CostEstimate(duration_s=5.0, peak_memory_bytes=0, num_records=0)
-
-
-def test_the_middle_of_several_counts() -> None:
-    times = [msgspec.structs.replace(LOWERING, duration_s=seconds) for seconds in (7.0, 8.0, 100.0)]
-    estimate = estimate_cost(replace(WORK, missing=("token_generation",)), times, [BUILD])
-    assert estimate is not None
-    assert (estimate.duration_s, estimate.num_records) == (8 + 2 + 3, 3)
+@pytest.mark.parametrize(
+    ("changes", "lowerings", "expected"),
+    [
+        ({}, [LOWERING, PREFILL], (8 + 12 + 2 + 3, 300, 2)),
+        # Lowerings run beside each other.
+        ({"num_lowerings": 2}, [LOWERING, PREFILL], (10 + 2 + 3, 300, 2)),
+        # Larger models take longer.
+        ({"num_layers": 8}, [LOWERING, PREFILL], (2 * (8 + 12) + 2 * 2 + 3, 300, 2)),
+        ({"num_executables": 3}, [LOWERING, PREFILL], (8 + 12 + 1.5 * 2 + 3, 300, 2)),
+        ({"weights_bytes": 3000}, [LOWERING, PREFILL], (8 + 12 + 2 + 3 * 3, 300, 2)),
+        # What the cache has costs nothing.
+        ({"missing": ()}, [], (5.0, 0, 0)),
+        # The middle of several counts.
+        ({"missing": ("token_generation",)}, SEVERAL, (8 + 2 + 3, 100, 3)),
+    ],
+)
+def test_builds_like_one_before(
+    changes: dict[str, Any], lowerings: list[LoweringActual], expected: tuple[float, int, int]
+) -> None:
+    duration_s, peak, num_records = expected
+    assert estimate_cost(replace(WORK, **changes), lowerings, [BUILD]) == CostEstimate(
+        duration_s=duration_s, peak_memory_bytes=peak, num_records=num_records
+    )
 
 
 @pytest.mark.parametrize(

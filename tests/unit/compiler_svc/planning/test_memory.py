@@ -53,16 +53,6 @@ class TestWeights:
         assert groups["derived"] == 64 * 4, "inverse frequencies"
         assert groups["draft"] == 0
 
-    def test_ranks_share_matrices_and_repeat_norms(self, memory: Measure) -> None:
-        one, eight = memory().weight_groups, memory(tp_degree=8).weight_groups
-        for group in ("embedding", "attention", "mlp", "lm_head"):
-            assert eight[group] * 8 == one[group]
-        assert eight["norm"] == one["norm"]
-
-    def test_kv_heads_are_copied(self, memory: Measure) -> None:
-        attention = memory(tp_degree=32).weight_groups["attention"]
-        assert attention * 32 == 2 * 32 * (2 * 4096 * 4096 + 4 * 2 * 4096 * 1024), "each of 8 heads four times"
-
     def test_query_heads_are_padded(self, memory: Measure) -> None:
         """On 24 ranks 32 query heads become 48, and each of 8 KV heads is held three times."""
         padded = memory(target="inf2", tp_degree=24)
@@ -83,16 +73,8 @@ class TestWeights:
 
     def test_the_kernel_of_quantized_mlps_quantizes_them_alone(self, memory: Measure) -> None:
         groups = memory(mlp_kernel_enabled=True, quantized_mlp_kernel_enabled=True).weight_groups
-        assert groups["mlp"] == 32 * 3 * 4096 * 14336 + 4 * 32 * (2 * 14336 + 4096)
-        assert {name: size for name, size in memory().weight_groups.items() if name != "mlp"} == {
-            name: size for name, size in groups.items() if name != "mlp"
-        }
-
-    def test_some_modules_stay_as_they_are(self, memory: Measure) -> None:
-        options = {"quantized": True, "quantized_checkpoints_path": "q", "modules_to_not_convert": ["lm_head", "mlp"]}
-        groups, whole = memory(**options).weight_groups, memory().weight_groups
-        assert (groups["lm_head"], groups["mlp"]) == (whole["lm_head"], whole["mlp"])
-        assert groups["attention"] < 0.51 * whole["attention"]
+        mlp = 32 * 3 * 4096 * 14336 + 4 * 32 * (2 * 14336 + 4096)
+        assert groups == memory().weight_groups | {"mlp": mlp}
 
 
 class TestKvCache:
@@ -101,17 +83,8 @@ class TestKvCache:
         assert memory(target=target).kv_bytes == 2 * 256 * POSITION_BYTES
         assert memory(target=target, batch_size=4).kv_bytes == 5 * 256 * POSITION_BYTES
 
-    def test_heads_are_shared_out_and_copied(self, memory: Measure) -> None:
-        whole = memory().kv_bytes
-        assert memory(tp_degree=8).kv_bytes == whole / 8
-        assert memory(tp_degree=32).kv_bytes == whole / 8, "each of 8 heads on four ranks"
-
     def test_quantized_items(self, memory: Measure) -> None:
         assert memory(kv_cache_quant=True).kv_bytes == memory().kv_bytes / 2
-
-    def test_blocks_and_a_scratch_block(self, memory: Measure) -> None:
-        blocks = memory(is_block_kv_layout=True, is_prefix_caching=True, pa_num_blocks=20, pa_block_size=32)
-        assert blocks.kv_bytes == 21 * 32 * POSITION_BYTES
 
     def test_layers_with_a_window_keep_rings_on_cpu(self, models: Path) -> None:
         """Of 2048 positions, windows of 128 and prompts of 512 tokens need 639: 640 in whole cache lines."""

@@ -9,9 +9,9 @@ import pytest
 
 from compiler_svc.config import resolve_config
 from compiler_svc.errors import FeatureNotServed
-from compiler_svc.planning.model_claims import check_claims
+from compiler_svc.planning.admission import check_claims
+from tests.checkpoints.families import FAMILIES
 from tests.checkpoints.tiny_models import write_tiny_model
-from tests.contract.families.geometries import GEOMETRIES
 
 #: Architecture, attribute with its value, and what is served if the model contradicts it.
 CASES = [
@@ -30,7 +30,7 @@ CASES = [
     ("architecture", "attributes", "refused"), CASES, ids=lambda one: one if isinstance(one, str) else None
 )
 def test_the_model_decides(architecture: str, attributes: dict[str, Any], refused: str | None, tmp_path: Path) -> None:
-    geometry = next(iter(GEOMETRIES[architecture].values()))
+    geometry = next(iter(FAMILIES[architecture].geometries.values()))
     checkpoint = write_tiny_model(tmp_path, geometry, architecture=architecture).checkpoint
     resolution = resolve_config({"neuron_config": attributes}, checkpoint_dtype="float32")
     (name,) = attributes

@@ -65,23 +65,6 @@ def test_configurations_of_aws(planner: Planner, name: str, mlp: int, kv_bytes: 
     assert planned.fits
 
 
-def test_the_model_cards_configuration_for_throughput(planner: Planner) -> None:
-    """Its second one: the first with eight rows on 32 ranks, which have two query heads and one KV head each."""
-    planned = plan_file(planner, "aws_llama_70b_card_1", "70b", batch_size=8, ctx_batch_size=1, tp_degree=32)
-    assert planned.memory.weight_groups == {
-        "embedding": 65_667_072,  # 128256 * 8192 / 32 items
-        "attention": 1_006_632_960,  # 80 * (2 * 8192 * 256 + 2 * 8192 * 128) items
-        "mlp": 3_523_215_360,  # 80 * 3 * 8192 * 896 items
-        "norm": WEIGHTS_70B["norm"],
-        "lm_head": 65_667_072,
-        "draft": 0,
-        "derived": 260,
-    }
-    assert 8 * 16384 * POSITION_70B == 5_368_709_120
-    assert planned.memory.kv_bytes == (8 + SCRATCH) * 16384 * POSITION_70B
-    assert planned.fits
-
-
 def test_modules_that_the_fp8_tutorial_leaves_whole(planner: Planner) -> None:
     """It quantizes the MLP of all layers but the first and the last: 78 of them, and 2 in bfloat16."""
     skipped = ["lm_head", "layers.0.mlp", "layers.79.mlp", *(f"layers.{layer}.self_attn" for layer in range(80))]

@@ -6,10 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from compiler_svc.config.attribute import is_table
 from compiler_svc.config.tables import TABLES
 from compiler_svc.planning.planner import Planner
-from compiler_svc.planning.report import PlanReport
 from tests.unit.compiler_svc.planning.planning import plan
 
 LENGTHS: Final = {"seq_len": 1024}
@@ -60,20 +58,21 @@ CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "quantization_type": (QUANTIZED, "per_tensor_symmetric", "per_channel_symmetric"),
     "modules_to_not_convert": (QUANTIZED, None, ["lm_head"]),
     "speculation_length": (SAMPLED, 0, 4),
-    "is_medusa": (SAMPLED | {"num_medusa_heads": 4}, False, None),
+    "is_medusa": (MEDUSA, False, True),
     "medusa_speculation_length": (MEDUSA | {"max_context_length": 16}, 64, 16),
     "num_medusa_heads": (MEDUSA, 4, 3),
 }
 #: Other models than `8b`: ranks that divide the vocabulary store a tied head once.
 MODELS: Final = {"vocab_parallel": "1b"}
-LORA_CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
-    "max_loras": ({}, 1, 2),
-    "max_lora_rank": ({}, 16, 32),
-    "lora_ckpt_paths": ({}, None, {"a": "adapters/r64"}),
-    "lora_ckpt_paths_cpu": ({}, None, {"a": "adapters/r64"}),
-    "lora_ckpt_json": ({}, None, "adapters/listing.json"),
-    "lora_shard_linear_layer": ({}, True, False),
-    "target_modules": ({}, None, ["q_proj"]),
+#: Attributes of LoraServingConfig, and two values with different plans.
+LORA_CASES: Final[dict[str, tuple[Any, Any]]] = {
+    "max_loras": (1, 2),
+    "max_lora_rank": (16, 32),
+    "lora_ckpt_paths": (None, {"a": "adapters/r64"}),
+    "lora_ckpt_paths_cpu": (None, {"a": "adapters/r64"}),
+    "lora_ckpt_json": (None, "adapters/listing.json"),
+    "lora_shard_linear_layer": (True, False),
+    "target_modules": (None, ["q_proj"]),
 }
 #: A rule bounds it from below by tkg_batch_size.
 BY_A_RULE: Final = {"max_batch_size"}
@@ -87,7 +86,8 @@ OF_DRAFTS: Final = {
 }
 
 
-def figures(planned: PlanReport) -> tuple[Any, ...]:
+def figures(planner: Planner, model: str, **options: Any) -> tuple[Any, ...]:
+    planned = plan(planner, model, "trn2", **options)
     return planned.memory, planned.limit_bytes, planned.submodels, [one.tag for one in planned.executables]
 
 
@@ -98,7 +98,7 @@ def test_every_planned_attribute_has_a_case() -> None:
         for row in table.rows
         if name != "InferenceConfig"
         and row.support_on("trn2").level == "planned"
-        and not (is_table(row) or row.deprecated)
+        and not (row.domain.table or row.deprecated)
     }
     assert planned == CASES.keys() | LORA_CASES.keys() | BY_A_RULE | OF_DRAFTS
 
@@ -109,30 +109,20 @@ def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_value_changes_the_plan(planner: Planner, name: str) -> None:
-    beside, one, other = CASES[name]
-    plans = [
-        plan(
-            planner,
-            MODELS.get(name, "8b"),
-            "trn2",
-            **_without_unset(beside | ({} if name == "is_medusa" else {name: value})),
-        )
-        for value in (one, other)
-    ]
-    if name == "is_medusa":
-        plans[1] = plan(planner, "8b", "trn2", **MEDUSA)
-    assert figures(plans[0]) != figures(plans[1])
+    beside, *values = CASES[name]
+    one, other = (
+        figures(planner, MODELS.get(name, "8b"), **_without_unset(beside | {name: value})) for value in values
+    )
+    assert one != other
 
 
 @pytest.mark.parametrize("name", LORA_CASES)
 @pytest.mark.usefixtures("adapters")
 def test_a_value_of_adapters_changes_the_plan(planner: Planner, name: str) -> None:
-    beside, one, other = LORA_CASES[name]
-    plans = [
-        plan(planner, "8b", "trn2", tp_degree=32, lora_config=_without_unset(beside | {name: value}))
-        for value in (one, other)
-    ]
-    assert figures(plans[0]) != figures(plans[1])
+    one, other = (
+        figures(planner, "8b", tp_degree=32, lora_config=_without_unset({name: value})) for value in LORA_CASES[name]
+    )
+    assert one != other
 
 
 class TestNamesThatMatchNothing:

@@ -9,46 +9,48 @@ import pytest
 from sqlalchemy.orm import Session
 
 from bundle.errors import KilnError
-from bundle.layout import Layout
 from bundle.manifest import Target
+from bundle.store.layout import Layout
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.actuals import BuildActual, BuildFacts
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.database.engine import Database
-from compiler_svc.errors import ConfigInvalid, FeatureNotServed
+from compiler_svc.planning.admission import admit_request, warn_of_unused_instructions
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.report import PlanReport
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
+from targets.cpu import X86_64
 from targets.registry import TARGETS
 from tests.checkpoints.random_weights import write_checkpoint
-from tests.unit.compiler_svc.planning.planning import GIB, open_planner, plan, request
+from tests.unit.compiler_svc.planning.planning import GIB, compile_request, open_planner, plan, request
+
+BLOCKS = {"is_block_kv_layout": True, "is_prefix_caching": True, "pa_block_size": 32}
 
 
 class TestLimits:
     @pytest.mark.parametrize(
-        ("target", "options", "limit_gib"),
+        ("target", "options", "limit_bytes"),
         [
-            ("inf2", {}, 16),
-            ("trn1", {}, 16),
-            ("trn2", {}, 24),
-            ("trn2", {"logical_nc_config": 1}, 12),
-            ("trn3", {}, 36),
+            ("inf2", {}, 16 * GIB),
+            ("trn1", {}, 16 * GIB),
+            ("trn2", {}, 24 * GIB),
+            ("trn2", {"logical_nc_config": 1}, 12 * GIB),
+            ("trn3", {}, 36 * GIB),
+            # The caller may say.
+            *((target, {"core_memory_bytes": 5 << 20}, 5 << 20) for target in TARGETS),
         ],
     )
     def test_a_core_of_each_target(
-        self, planner: Planner, target: str, options: dict[str, Any], limit_gib: int
+        self, planner: Planner, target: str, options: dict[str, Any], limit_bytes: int
     ) -> None:
-        assert plan(planner, "tiny", target, **options).limit_bytes == limit_gib * GIB
+        assert plan(planner, "tiny", target, **options).limit_bytes == limit_bytes
 
     def test_ranks_share_the_memory_of_a_cpu(self, planner: Planner) -> None:
         assert plan(planner, "tiny", "cpu").limit_bytes == measure_memory()
         assert plan(planner, "tiny", "cpu", tp_degree=2).limit_bytes == measure_memory() // 2
-
-    @pytest.mark.parametrize("target", list(TARGETS))
-    def test_the_caller_may_say(self, planner: Planner, target: str) -> None:
-        assert plan(planner, "tiny", target, core_memory_bytes=5 << 20).limit_bytes == 5 << 20
 
     def test_what_no_document_says_of_trn3_is_marked(self, planner: Planner) -> None:
         assert [note for note in plan(planner, "tiny", "trn3").warnings if "unverified" in note]
@@ -63,29 +65,25 @@ class TestLimits:
 class TestLargest:
     """The largest size fits, and one more does not."""
 
-    def exceeds(self, planner: Planner, name: str, size: int, **options: Any) -> bool:
-        return not plan(planner, "8b", **(options | {name: size})).fits
-
-    @pytest.mark.parametrize("name", ["batch_size", "seq_len"])
-    def test_sizes(self, planner: Planner, name: str) -> None:
-        options = {"tp_degree": 2, "seq_len": 2048, "batch_size": 2}
-        largest = getattr(plan(planner, "8b", **options).largest, name)
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("batch_size", {"seq_len": 2048, "batch_size": 2}),
+            ("seq_len", {"seq_len": 2048, "batch_size": 2}),
+            ("pa_num_blocks", BLOCKS | {"seq_len": 1024, "pa_num_blocks": 64}),
+        ],
+    )
+    def test_sizes(self, planner: Planner, name: str, options: dict[str, Any]) -> None:
+        largest = getattr(plan(planner, "8b", tp_degree=2, **options).largest, name)
         assert largest > options[name]
-        assert not self.exceeds(planner, name, largest, **options)
-        assert self.exceeds(planner, name, largest + 1, **options)
+        sizes = (options | {name: size} for size in (largest, largest + 1))
+        assert [plan(planner, "8b", tp_degree=2, **one).fits for one in sizes] == [True, False]
 
     def test_from_a_size_that_is_too_large(self, planner: Planner) -> None:
         options = {"tp_degree": 2, "seq_len": 2048}
         large, small = (plan(planner, "8b", batch_size=size, **options) for size in (1000, 1))
         assert (large.fits, small.fits) == (False, True)
         assert large.largest.batch_size == small.largest.batch_size
-
-    def test_blocks(self, planner: Planner) -> None:
-        options = {"tp_degree": 2, "is_block_kv_layout": True, "is_prefix_caching": True, "pa_block_size": 32}
-        options |= {"seq_len": 1024, "pa_num_blocks": 64}
-        largest = plan(planner, "8b", **options).largest.pa_num_blocks
-        assert not self.exceeds(planner, "pa_num_blocks", largest, **options)
-        assert self.exceeds(planner, "pa_num_blocks", largest + 1, **options)
 
     def test_rows_of_the_cache_are_what_counts(self, planner: Planner) -> None:
         options = {"tp_degree": 2, "seq_len": 2048, "is_continuous_batching": True}
@@ -151,46 +149,23 @@ class TestCores:
 
 
 class TestDrafts:
-    def test_fused_speculation_holds_both_models(self, planner: Planner) -> None:
-        options = {"tp_degree": 8, "seq_len": 1024, "on_device_sampling_config": {}}
-        alone = plan(planner, "70b", "trn2", **options)
+    def plan(self, planner: Planner, draft_model: str, **draft: Any) -> PlanReport:
+        options = {"seq_len": 256, "on_device_sampling_config": {}}
         document = {
             "neuron_config": options | {"speculation_length": 4, "enable_fused_speculation": True},
-            "fused_spec_config": {"draft_model_path": "8b", "draft_config": {"neuron_config": options}},
+            "fused_spec_config": {"draft_model_path": draft_model, "draft_config": {"neuron_config": options | draft}},
         }
-        both = plan(planner, "70b", "trn2", document=document)
-        assert [submodel.name for submodel in both.submodels] == ["context_encoding", "fused_speculation"]
-        draft = plan(planner, "8b", "trn2", **options)
-        assert both.memory.weight_groups["draft"] == draft.memory.weights_bytes - 64 * 4 - 4
-        assert both.memory.kv_bytes == alone.memory.kv_bytes + draft.memory.kv_bytes
-        assert both.memory.weights_bytes == alone.memory.weights_bytes + both.memory.weight_groups["draft"]
+        return plan(planner, "8b", "trn2", document=document)
 
     def test_the_draft_has_attributes_of_its_own(self, planner: Planner) -> None:
-        options = {"seq_len": 256, "on_device_sampling_config": {}}
-
-        def measure(draft: dict[str, Any]) -> tuple[int, int]:
-            document = {
-                "neuron_config": options | {"speculation_length": 4, "enable_fused_speculation": True},
-                "fused_spec_config": {"draft_model_path": "tiny", "draft_config": {"neuron_config": draft}},
-            }
-            memory = plan(planner, "8b", "trn2", document=document).memory
-            return memory.weight_groups["draft"], memory.kv_bytes
-
-        weights, kv = measure(options)
-        whole = plan(planner, "8b", "trn2", **options).memory
-        assert measure(options | {"kv_cache_quant": True}) == (weights, whole.kv_bytes + (kv - whole.kv_bytes) // 2)
+        target = plan(planner, "8b", "trn2", seq_len=256, on_device_sampling_config={}).memory.kv_bytes
+        whole, quantized = self.plan(planner, "tiny").memory, self.plan(planner, "tiny", kv_cache_quant=True).memory
+        assert quantized.weight_groups == whole.weight_groups
+        assert quantized.kv_bytes - target == (whole.kv_bytes - target) // 2
 
     def test_a_draft_that_is_not_there(self, planner: Planner) -> None:
-        document = {
-            "neuron_config": {
-                "on_device_sampling_config": {},
-                "speculation_length": 4,
-                "enable_fused_speculation": True,
-            },
-            "fused_spec_config": {"draft_model_path": "nowhere", "draft_config": {"neuron_config": {}}},
-        }
         with pytest.raises(KilnError) as caught:
-            plan(planner, "8b", "trn2", document=document)
+            self.plan(planner, "nowhere")
         assert caught.value.reason == "CHECKPOINT_NOT_FOUND"
 
     def test_medusa_heads(self, planner: Planner) -> None:
@@ -201,36 +176,24 @@ class TestDrafts:
         assert planned.memory.weight_groups["draft"] == 4 * head * 2
 
 
-class TestExecutables:
-    def test_tags_and_order(self, planner: Planner) -> None:
-        planned = plan(planner, "tiny", "trn1", seq_len=256, enable_bucketing=True)
-        expected = ["context_encoding_128", "context_encoding_256", "token_generation_128", "token_generation_256"]
-        assert [one.tag for one in planned.executables] == expected
-        assert [
-            one.tag for one in plan(planner, "tiny", "cpu", seq_len=256, enable_bucketing=True).executables
-        ] == expected
-
-    def test_buckets_of_two_lengths(self, planner: Planner) -> None:
-        options = {"is_block_kv_layout": True, "is_prefix_caching": True, "pa_block_size": 32, "pa_num_blocks": 32}
-        planned = plan(planner, "tiny", "trn1", seq_len=1024, enable_bucketing=True, **options)
-        assert planned.executables[0].tag == "context_encoding_512x0"
-        assert planned.executables[0].bucket == (512, 0)
+def test_buckets_of_two_lengths(planner: Planner) -> None:
+    planned = plan(planner, "tiny", "trn1", seq_len=1024, enable_bucketing=True, pa_num_blocks=32, **BLOCKS)
+    assert (planned.executables[0].tag, planned.executables[0].bucket) == ("context_encoding_512x0", (512, 0))
 
 
 class TestCache:
     """What the cache says of a plan. An end-to-end test shows that builds record what plans look up."""
 
     @pytest.fixture
-    def database(self, tmp_path: Path) -> Iterator[Database]:
-        database = Database(f"sqlite:///{tmp_path / 'kiln.db'}")
-        yield database
-        database.close()
+    def planner(self, tmp_path: Path, models: Path) -> Iterator[Planner]:
+        """One whose cache is `database`."""
+        with open_planner(tmp_path, models) as planner:
+            yield planner
 
     def test_an_executable_counts_as_long_as_the_store_has_it(
-        self, tmp_path: Path, models: Path, database: Database
+        self, tmp_path: Path, models: Path, planner: Planner, database: Database
     ) -> None:
-        layout = Layout.create(tmp_path / "store")
-        planner = Planner(database, layout, model_roots=(models,), num_lowerings=1)
+        layout = Layout(tmp_path / "store")
         build = plan_build(
             Checkpoint.open(models / "tiny"), plan(planner, "tiny", "cpu").config.neuron_config, target="cpu"
         )
@@ -272,49 +235,13 @@ class TestRefusals:
             planner.plan(request(model, target, **options))
         return caught.value
 
-    def test_all_mistakes_at_once(self, planner: Planner) -> None:
-        refused = self.refuse(planner, batch_size=0, seq_lem=3)
-        assert isinstance(refused, ConfigInvalid)
-        assert {violation.field for violation in refused.violations} == {
-            "neuron_config.batch_size",
-            "neuron_config.seq_lem",
-        }
+    def test_more_ranks_than_the_model_has_parts(self, planner: Planner) -> None:
+        assert self.refuse(planner, tp_degree=64).reason == "FEATURE_NOT_SERVED"
 
     def test_what_the_model_cannot_give(self, planner: Planner) -> None:
         refused = self.refuse(planner, "8b", "trn2", tp_degree=4, flash_decoding_enabled=True)
         assert [violation.field for violation in refused.violations] == ["neuron_config.flash_decoding_enabled"]
         assert plan(planner, "8b", "trn2", tp_degree=8, flash_decoding_enabled=True).submodels
-
-    @pytest.mark.parametrize(
-        ("name", "beside"),
-        [
-            ("prefix_buckets", {"is_prefix_caching": True, "is_block_kv_layout": True, "pa_block_size": 1}),
-            ("token_generation_batches", {"batch_size": 129}),
-        ],
-    )
-    def test_lists_that_multiply_are_short(self, planner: Planner, name: str, beside: dict[str, Any]) -> None:
-        listed = {"enable_bucketing": True, "seq_len": 1024, "pa_num_blocks": 1024, name: list(range(1, 130))}
-        refused = self.refuse(planner, "8b", "trn2", **listed, **beside)
-        (violation,) = refused.violations
-        assert violation.field == f"neuron_config.{name}"
-        assert violation.accepted.startswith("a list of at most 128 integers")
-
-    def test_what_cpu_does_not_serve_is_planned_for_others(self, planner: Planner) -> None:
-        refused = self.refuse(planner, quantized=True, quantized_checkpoints_path="q")
-        assert isinstance(refused, FeatureNotServed)
-        assert plan(planner, "tiny", "trn1", quantized=True, quantized_checkpoints_path="q").fits
-
-    @pytest.mark.parametrize(
-        ("model", "options", "reason"),
-        [
-            ("nowhere", {}, "CHECKPOINT_NOT_FOUND"),
-            ("../..", {}, "PATH_OUTSIDE_MODEL_ROOTS"),
-            ("tiny", {"tp_degree": 64}, "FEATURE_NOT_SERVED"),
-            ("tiny", {"isa": "armv9"}, "ISA_UNKNOWN"),
-        ],
-    )
-    def test_others(self, planner: Planner, model: str, options: dict[str, Any], reason: str) -> None:
-        assert self.refuse(planner, model, **options).reason == reason
 
     def test_a_missing_compiler(self, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
@@ -335,11 +262,6 @@ class TestRefusals:
                 (path / name).write_text("{}")
                 assert plan(planner, "original", "cpu", seq_len=64).warnings == (), "a build converts it"
 
-    def test_hints_and_warnings(self, planner: Planner) -> None:
-        planned = plan(planner, "tiny", "cpu", seq_len=256, scratchpad_page_size=32)
-        assert [(hint.field, hint.value) for hint in planned.hints] == [("neuron_config.scratchpad_page_size", 32)]
-        assert planned.warnings == ("neuron_config.seq_len: 256 tokens exceed the model's 128 positions",)
-
 
 def test_generation_defaults_that_are_not_served_are_named(planner: Planner, models: Path) -> None:
     directory = write_checkpoint(models / "penalized")
@@ -349,20 +271,33 @@ def test_generation_defaults_that_are_not_served_are_named(planner: Planner, mod
     assert plan(planner, "penalized", "cpu", optimization_level=0).warnings == (warning,)
 
 
-def test_pickles_stay_closed(planner: Planner, models: Path) -> None:
-    directory = models / "pickled"
-    directory.mkdir()
-    (directory / "config.json").write_text((models / "8b" / "config.json").read_text())
-    (directory / "pytorch_model.bin").write_bytes(b"no pickle at all")
-    pickled, headers = plan(planner, "pickled", tp_degree=2), plan(planner, "8b", tp_degree=2)
-    assert pickled.memory == headers.memory
-    assert [note for note in pickled.warnings if "pickles" in note]
+def test_pickles_stay_closed(planner: Planner, pickled: str) -> None:
+    opened, headers = plan(planner, pickled, tp_degree=2), plan(planner, "1b", tp_degree=2)
+    assert opened.memory == headers.memory
+    assert [note for note in opened.warnings if "pickles" in note]
 
 
-def test_headers_alone_are_read(planner: Planner, models: Path) -> None:
-    """The files are holes of the right size: nothing of 141 GB is on disk."""
-    files = list((models / "70b").glob("*.safetensors"))
-    assert sum(file.stat().st_size for file in files) > 141 * 10**9
-    assert sum(file.stat().st_blocks * 512 for file in files) < 10**6
-    assert len(files) == 30
-    assert plan(planner, "70b", tp_degree=16).fits
+FLAGS = " ".join(flag for level in X86_64.levels for flag in level.added_flags)
+
+
+@pytest.mark.parametrize(
+    ("isa", "level", "warns"),
+    [("x86-64-v3", 1, True), ("x86-64-v3", 2, True), ("x86-64-v3", 0, False), (X86_64.names[-1], 1, False)],
+)
+def test_executables_that_travel_say_what_they_cost(tmp_path: Path, isa: str, level: int, warns: bool) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t\t: {FLAGS}\n")
+    wanted = request("tiny", "cpu", optimization_level=level)
+    warnings = warn_of_unused_instructions(wanted, Target(kind="cpu", isa=isa), cpuinfo)
+    assert len(warnings) == warns
+    for warning in warnings:
+        assert warning.startswith("target.isa: x86-64-v3 runs on more hosts than native, and leaves some of this host")
+        assert all(one.gain in warning for one in X86_64.levels[1:])
+
+
+def test_a_compiler_has_its_own_default(models: Path) -> None:
+    native = X86_64.resolve("native")
+    assert admit_request(compile_request(), (models,)).target.isa == "x86-64-v3"
+    assert admit_request(compile_request(), (models,), default_isa="native").target.isa == native
+    asked = admit_request(compile_request(isa="x86-64-v3"), (models,), default_isa="native")
+    assert asked.target.isa == "x86-64-v3"

@@ -24,6 +24,11 @@ PREFIXES = ("memory://", "file:///")
 
 
 @pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "tiny")
+
+
+@pytest.fixture
 def kept(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
@@ -49,8 +54,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_outline_then_whole(upload: Callable[[Path], str], tmp_path: Path, kept: Path) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_outline_then_whole(upload: Callable[[Path], str], original: Path, kept: Path) -> None:
     (original / "optimizer.pt").write_bytes(b"not of the checkpoint")
     (original / "pytorch_model.bin").write_bytes(b"safetensors are preferred")
     url = upload(original)
@@ -69,8 +73,7 @@ def test_outline_then_whole(upload: Callable[[Path], str], tmp_path: Path, kept:
     assert measure_fetched(kept, outline.path.name) == 0
 
 
-def test_chat_templates_in_their_folder(tmp_path: Path, kept: Path) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_chat_templates_in_their_folder(original: Path, tmp_path: Path, kept: Path) -> None:
     (original / "additional_chat_templates").mkdir()
     for name in ("rag.jinja", "notes.txt"):
         (original / "additional_chat_templates" / name).write_text(name)
@@ -96,8 +99,7 @@ def test_an_outline_takes_the_room_of_headers(tmp_path: Path, kept: Path) -> Non
     assert len(Checkpoint.open(path).tensors) == 146
 
 
-def test_a_pickle_is_fetched_for_the_build_only(upload: Callable[[Path], str], tmp_path: Path, kept: Path) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_a_pickle_is_fetched_for_the_build_only(upload: Callable[[Path], str], original: Path, kept: Path) -> None:
     (original / "model.safetensors").unlink()
     (original / "pytorch_model.bin").write_bytes(b"pickle")
     url = upload(original)
@@ -115,8 +117,9 @@ def test_files_of_an_index(upload: Callable[[Path], str], tmp_path: Path, kept: 
     assert set(contents(whole)) == {"config.json", "model.safetensors.index.json", *shards}
 
 
-def test_what_has_changed_since_is_not_fetched(upload: Callable[[Path], str], tmp_path: Path, kept: Path) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_what_has_changed_since_is_not_fetched(
+    upload: Callable[[Path], str], original: Path, tmp_path: Path, kept: Path
+) -> None:
     url = upload(original)
     key = fetch_outline(url, PREFIXES, kept).name
     write_checkpoint(tmp_path / "other" / "tiny", seed=1)
@@ -128,8 +131,7 @@ def test_what_has_changed_since_is_not_fetched(upload: Callable[[Path], str], tm
     assert not (kept / key).exists()
 
 
-def test_what_was_fetched_is_not_fetched_again(tmp_path: Path, kept: Path) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_what_was_fetched_is_not_fetched_again(original: Path, kept: Path) -> None:
     url = f"file://{original}"
     key = fetch_outline(url, PREFIXES, kept).name
     whole = fetch_whole(url, key, PREFIXES, kept)
@@ -138,8 +140,7 @@ def test_what_was_fetched_is_not_fetched_again(tmp_path: Path, kept: Path) -> No
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", ""])
-def test_no_checkpoint(upload: Callable[[Path], str], tmp_path: Path, kept: Path, missing: str) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_no_checkpoint(upload: Callable[[Path], str], original: Path, kept: Path, missing: str) -> None:
     if missing:
         (original / missing).unlink()
     url = upload(original) + ("" if missing else "/absent")
@@ -164,18 +165,17 @@ def test_links_out_of_the_prefix(tmp_path: Path, kept: Path) -> None:
     assert (fetch_outline(f"file://{original}", prefixes, kept) / "README.md").is_file()
 
 
-def test_a_text_that_is_too_large(tmp_path: Path, kept: Path) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_a_text_that_is_too_large(original: Path, kept: Path) -> None:
     with (original / "tokenizer.json").open("r+b") as file:
         file.truncate((64 << 20) + 1)
     with pytest.raises(CheckpointInvalid, match=r"tokenizer\.json: got 67108865 bytes"):
         fetch_outline(f"file://{original}", PREFIXES, kept)
 
 
-def test_headers_that_are_too_large_for_a_plan(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_are_too_large_for_a_plan(original: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "MAX_OUTLINE_BYTES", 1000)
     with pytest.raises(ModelFetchFailed, match="more than 1000 bytes"):
-        fetch_outline(f"file://{write_checkpoint(tmp_path / 'tiny')}", PREFIXES, kept)
+        fetch_outline(f"file://{original}", PREFIXES, kept)
     assert not list(kept.glob("outlines/[!.]*"))
 
 
@@ -188,8 +188,8 @@ def test_a_broken_index_is_named_as_that_of_a_directory(tmp_path: Path, kept: Pa
         Checkpoint.open(path)
 
 
-def test_no_room(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"file://{write_checkpoint(tmp_path / 'tiny')}"
+def test_no_room(original: Path, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"file://{original}"
     key = fetch_outline(url, PREFIXES, kept).name
     usage: Any = fetching.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: usage._replace(free=10))
@@ -197,8 +197,7 @@ def test_no_room(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) ->
         fetch_whole(url, key, PREFIXES, kept)
 
 
-def test_a_file_that_ends_early_leaves_nothing(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = write_checkpoint(tmp_path / "tiny")
+def test_a_file_that_ends_early_leaves_nothing(original: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"file://{original}"
     key = fetch_outline(url, PREFIXES, kept).name
     checkpoint = fetching.list_checkpoint(url, PREFIXES)

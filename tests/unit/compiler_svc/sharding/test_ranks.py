@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ TOKENS = draw_tokens(16)
 NUM_PROMPT_TOKENS = 11
 
 
-@pytest.fixture(scope="module", params=GEOMETRIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
+def choose(*factors: Iterable[Any], every: int) -> list[Any]:
+    """All combinations of two factors as parameters; `make test` takes every so many of them, of each value some."""
+    return [
+        pytest.param(one, other, marks=[] if (number + place) % every == 0 else [pytest.mark.slow])
+        for (number, one), (place, other) in product(*map(enumerate, factors))
+    ]
 
 
 def make_stepper(tiny: TinyModel, rank: int, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
@@ -69,16 +73,9 @@ def check_against_transformers(
         assert torch.equal(logits, results[0])
 
 
-@pytest.mark.parametrize("tp_degree", DEGREES)
-def test_ranks_compute_what_transformers_computes(tiny: TinyModel, tp_degree: int) -> None:
-    check_against_transformers(tiny, tp_degree)
-
-
-@pytest.mark.parametrize(
-    ("geometry", "tp_degree"), [("padded-gqa2-yarn", 4), ("gqa2-tied-linear", 2), ("padded-groups-bias", 3)]
-)
-def test_exported_graphs_serve_every_rank(geometry: str, tp_degree: int, tmp_path: Path) -> None:
-    check_against_transformers(write_tiny_model(tmp_path, GEOMETRIES[geometry]), tp_degree, run_exported)
+@pytest.mark.parametrize(("geometry", "tp_degree"), choose(GEOMETRIES, DEGREES, every=2))
+def test_ranks_compute_what_transformers_computes(geometry: str, tp_degree: int, tmp_path: Path) -> None:
+    check_against_transformers(write_tiny_model(tmp_path, GEOMETRIES[geometry]), tp_degree)
 
 
 def test_more_ranks_than_heads(tmp_path: Path) -> None:
@@ -127,8 +124,7 @@ def make_sampling(**changes: Any) -> Sampling:
     return Sampling(mode="on_device", semantics="hf", **(defaults | changes))
 
 
-@pytest.mark.parametrize("tp_degree", [1, 3, 4])
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(("name", "tp_degree"), choose(SAMPLINGS, (1, 3, 4), every=2))
 def test_tokens_are_those_that_whole_logits_give(name: str, tp_degree: int, tmp_path: Path) -> None:
     """With and without the logits among the outputs, which changes what the ranks exchange."""
     tiny = write_tiny_model(tmp_path, GEOMETRIES["padded-groups-bias"] | {"num_hidden_layers": 1})

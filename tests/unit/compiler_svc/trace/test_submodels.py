@@ -9,20 +9,9 @@ from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.checkpoints.specs import HOST_SAMPLING
+from tests.unit.compiler_svc.models.sizes import SIZES
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-}
+CONFIG = SIZES | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "num_key_value_heads": 4}
 ON_DEVICE = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.7)
 GREEDY = msgspec.structs.replace(ON_DEVICE, temperature=0.0)
 
@@ -116,27 +105,22 @@ def test_flags_follow_the_sampling(sampling: Sampling, flags: set[str]) -> None:
     assert named & list_flags() == flags
 
 
-def test_state_of_several_ranks() -> None:
-    layout = describe_state(make_spec(tp_degree=2))
-    assert layout.kv_heads_by_rank == ((0, 1), (2, 3))
-    assert layout.num_slots == 6
+@pytest.mark.parametrize(
+    ("tp_degree", "kv_heads"),
+    [
+        (2, ((0, 1), (2, 3))),
+        # Four KV heads of two query heads each: every query head has a copy, and one is padding.
+        (3, ((0, 0, 1), (1, 2, 2), (3, 3, -1))),
+        (8, ((0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,))),
+    ],
+)
+def test_state_of_several_ranks(tp_degree: int, kv_heads: tuple[tuple[int, ...], ...]) -> None:
+    layout = describe_state(make_spec(tp_degree=tp_degree))
+    assert (layout.kv_heads_by_rank, layout.num_slots) == (kv_heads, 6)
     assert [tensor.name for tensor in layout.tensors] == ["k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1"]
     for tensor in layout.tensors:
-        assert (tensor.dtype, tensor.shape) == ("bfloat16", (7, 2, 64, 8))
+        assert (tensor.dtype, tensor.shape) == ("bfloat16", (7, len(kv_heads[0]), 64, 8))
         assert tensor.axes == ("slot", "kv_head", "position", "head_dim")
-
-
-def test_state_of_padded_ranks() -> None:
-    """Three ranks for four KV heads of two query heads each: every query head has a copy, and one is padding."""
-    layout = describe_state(make_spec(tp_degree=3))
-    assert layout.kv_heads_by_rank == ((0, 0, 1), (1, 2, 2), (3, 3, -1))
-    assert {tensor.shape for tensor in layout.tensors} == {(7, 3, 64, 8)}
-
-
-def test_state_of_more_ranks_than_kv_heads() -> None:
-    layout = describe_state(make_spec(tp_degree=8))
-    assert layout.kv_heads_by_rank == ((0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,))
-    assert {tensor.shape for tensor in layout.tensors} == {(7, 1, 64, 8)}
 
 
 def make_sliding_spec(window: int, **changes: Any) -> GraphSpec:

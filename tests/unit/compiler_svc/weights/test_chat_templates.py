@@ -87,14 +87,11 @@ def test_configurations_that_are_none(write: Write, config: Any) -> None:
 
 
 def test_too_many(write: Write) -> None:
-    files = {f"t{number}": "x" for number in range(MAX_TEMPLATES)}
-    assert len(Checkpoint.open(write(**files)).chat_templates) == MAX_TEMPLATES
-
-
-def test_one_too_many(write: Write) -> None:
-    files = {f"t{number}": "x" for number in range(MAX_TEMPLATES + 1)}
+    path = write(**{f"t{number}": "x" for number in range(MAX_TEMPLATES)})
+    assert len(Checkpoint.open(path).chat_templates) == MAX_TEMPLATES
+    (path / "additional_chat_templates/more.jinja").write_text("x")
     with pytest.raises(CheckpointInvalid, match=f"got {MAX_TEMPLATES + 1} chat templates"):
-        Checkpoint.open(write(**files))
+        Checkpoint.open(path)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "a\nb"])

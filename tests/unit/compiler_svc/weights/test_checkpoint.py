@@ -10,6 +10,7 @@ from bundle.digest import sha256_file
 from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
 from compiler_svc.weights.tensors import TensorReader
+from tests.checkpoints.forms import FORMS
 
 TENSORS = {
     "a.weight": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -18,33 +19,12 @@ TENSORS = {
 }
 
 
+def name_shard(number: int) -> str:
+    return f"model-{number + 1:05}-of-00003.safetensors"
+
+
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
-
-
-def write_safetensors(directory: Path) -> None:
-    save_file(TENSORS, directory / "model.safetensors")
-
-
-def write_sharded_safetensors(directory: Path) -> None:
-    for number, name in enumerate(TENSORS):
-        save_file({name: TENSORS[name]}, directory / f"model-{number}.safetensors")
-    weight_map = {name: f"model-{number}.safetensors" for number, name in enumerate(TENSORS)}
-    write_json(directory / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
-
-
-def write_pickle(directory: Path) -> None:
-    torch.save(TENSORS, directory / "pytorch_model.bin")
-
-
-def write_sharded_pickle(directory: Path) -> None:
-    for number, name in enumerate(TENSORS):
-        torch.save({name: TENSORS[name]}, directory / f"pytorch_model-{number}.bin")
-    weight_map = {name: f"pytorch_model-{number}.bin" for number, name in enumerate(TENSORS)}
-    write_json(directory / "pytorch_model.bin.index.json", {"weight_map": weight_map})
-
-
-FORMATS = [write_safetensors, write_sharded_safetensors, write_pickle, write_sharded_pickle]
 
 
 @pytest.fixture
@@ -53,10 +33,11 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("write", FORMATS)
-def test_headers_and_tensors(directory: Path, write: Any) -> None:
-    write(directory)
+@pytest.mark.parametrize("form", FORMS)
+def test_headers_and_tensors(directory: Path, form: str) -> None:
+    FORMS[form](directory, TENSORS)
     checkpoint = Checkpoint.open(directory)
+    assert (checkpoint.generation_config, checkpoint.tokenizer_files, checkpoint.chat_templates) == ({}, (), {})
     assert {name: (header.dtype, header.shape) for name, header in checkpoint.tensors.items()} == {
         "a.weight": ("float32", (2, 3)),
         "b.weight": ("bfloat16", (4,)),
@@ -70,13 +51,13 @@ def test_headers_and_tensors(directory: Path, write: Any) -> None:
 
 
 def test_safetensors_are_preferred_to_pickles(directory: Path) -> None:
-    write_pickle(directory)
-    write_safetensors(directory)
+    FORMS["pickle"](directory, TENSORS)
+    FORMS["safetensors"](directory, TENSORS)
     assert [file.name for file in Checkpoint.open(directory).files] == ["model.safetensors"]
 
 
 def test_files_that_describe_it_are_taken_along(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    write_safetensors(directory)
+    FORMS["safetensors"](directory, TENSORS)
     described = {
         "LICENSE": "text/plain",
         "LICENSE.txt": "text/plain",
@@ -99,85 +80,47 @@ def test_files_that_describe_it_are_taken_along(directory: Path, tmp_path_factor
         Checkpoint.open(directory, roots=[directory])
 
 
-def test_json_tokenizer_and_template(directory: Path) -> None:
-    write_safetensors(directory)
+def test_generation_config_and_tokenizer(directory: Path) -> None:
+    FORMS["safetensors"](directory, TENSORS)
     write_json(directory / "generation_config.json", {"eos_token_id": [2, 3]})
-    write_json(directory / "tokenizer.json", {})
-    templates = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages }}"}]
-    write_json(directory / "tokenizer_config.json", {"chat_template": templates})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        write_json(directory / name, {})
     checkpoint = Checkpoint.open(directory)
     assert checkpoint.generation_config == {"eos_token_id": [2, 3]}
     assert [file.name for file in checkpoint.tokenizer_files] == ["tokenizer.json", "tokenizer_config.json"]
-    assert checkpoint.chat_templates == {"default": "{{ messages }}", "tool_use": "x"}
-    (directory / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert Checkpoint.open(directory).chat_templates == {"default": "{{ bos_token }}"}
 
 
-def test_checkpoint_without_tokenizer(directory: Path) -> None:
-    write_safetensors(directory)
-    checkpoint = Checkpoint.open(directory)
-    assert (checkpoint.generation_config, checkpoint.tokenizer_files, checkpoint.chat_templates) == ({}, (), {})
-
-
-def test_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFound, match="accepted: a Hugging Face model directory"):
-        Checkpoint.open(tmp_path / "absent")
-
-
-def test_no_config(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFound, match=r"config\.json"):
-        Checkpoint.open(tmp_path)
-
-
-def test_no_weights(directory: Path) -> None:
+def test_no_directory_config_or_weights(directory: Path) -> None:
     with pytest.raises(CheckpointNotFound, match=r"has no weights.*model\.safetensors, .*pytorch_model\.bin"):
         Checkpoint.open(directory)
+    (directory / "config.json").unlink()
+    with pytest.raises(CheckpointNotFound, match=r"config\.json"):
+        Checkpoint.open(directory)
+    with pytest.raises(CheckpointNotFound, match="accepted: a Hugging Face model directory"):
+        Checkpoint.open(directory / "absent")
+    with pytest.raises(CheckpointNotFound, match=r"got absent/model \(no such directory\)"):
+        Checkpoint.open(directory / "absent/model", roots=[directory])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000, "\xff"])
 def test_broken_config(directory: Path, text: str) -> None:
-    write_safetensors(directory)
+    FORMS["safetensors"](directory, TENSORS)
     (directory / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointInvalid, match=r"accepted: .*(JSON object|UTF-8)") as caught:
         Checkpoint.open(directory)
     assert caught.value.subject == "config.json"
 
 
-def test_broken_chat_template(directory: Path) -> None:
-    write_safetensors(directory)
-    write_json(directory / "tokenizer_config.json", {"chat_template": 3})
-    with pytest.raises(CheckpointInvalid, match="Jinja"):
-        Checkpoint.open(directory)
-
-
-@pytest.mark.parametrize("write", [write_safetensors, write_pickle])
+@pytest.mark.parametrize("form", ["safetensors", "pickle"])
 @pytest.mark.parametrize("kept", [0, 4, 20, 0.5, 0.999])
-def test_truncated_weights(directory: Path, write: Any, kept: float) -> None:
-    write(directory)
+def test_truncated_weights(directory: Path, form: str, kept: float) -> None:
+    FORMS[form](directory, TENSORS)
     (file,) = Checkpoint.open(directory).files
     data = file.read_bytes()
     file.write_bytes(data[: int(kept if kept >= 1 else kept * len(data))])
     with pytest.raises(CheckpointInvalid, match=r"broken file.*accepted: ") as caught:
         Checkpoint.open(directory)
     assert caught.value.subject == file.name
-
-
-def test_sharded_checkpoint_with_a_missing_file(directory: Path) -> None:
-    write_sharded_safetensors(directory)
-    (directory / "model-1.safetensors").unlink()
-    with pytest.raises(CheckpointInvalid, match="no such file") as caught:
-        Checkpoint.open(directory)
-    assert caught.value.subject == "model-1.safetensors"
-
-
-def test_index_names_a_tensor_that_its_file_lacks(directory: Path) -> None:
-    write_sharded_safetensors(directory)
-    index = directory / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    content["weight_map"]["d.weight"] = "model-0.safetensors"
-    write_json(index, content)
-    with pytest.raises(CheckpointInvalid, match=r"d\.weight: got not in model-0\.safetensors"):
-        Checkpoint.open(directory)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +143,7 @@ def test_index_without_a_map(directory: Path, weight_map: object) -> None:
 
 def test_links_stay_within_the_roots(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    write_safetensors(elsewhere)
+    FORMS["safetensors"](elsewhere, TENSORS)
     (directory / "model.safetensors").symlink_to(elsewhere / "model.safetensors")
     assert Checkpoint.open(directory, roots=[directory, elsewhere]).tensors
     with pytest.raises(CheckpointInvalid, match="a link out of the model roots"):
@@ -228,7 +171,7 @@ def test_pickles_of_something_else(directory: Path, content: object) -> None:
 
 
 def test_file_that_changed_after_opening(directory: Path) -> None:
-    write_safetensors(directory)
+    FORMS["safetensors"](directory, TENSORS)
     checkpoint = Checkpoint.open(directory)
     save_file({"a.weight": torch.ones(1)}, directory / "model.safetensors")
     with TensorReader(checkpoint) as reader, pytest.raises(CheckpointInvalid, match="changed since it was opened"):
@@ -241,33 +184,33 @@ def test_digest_follows_content_not_place(directory: Path, tmp_path_factory: pyt
     def digest(path: Path) -> str:
         return compute_checkpoint_digest(Checkpoint.open(path), sha256_file)
 
-    write_sharded_safetensors(directory)
+    FORMS["sharded-safetensors"](directory, TENSORS)
     copy = tmp_path_factory.mktemp("copy")
     for file in directory.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     (copy / "README.md").write_text("not part of it")
     original = digest(directory)
     assert digest(copy) == original
-    save_file({"c": torch.tensor([8])}, copy / "model-2.safetensors")
+    save_file({"c": torch.tensor([8])}, copy / name_shard(2))
     assert digest(copy) != original
-    write_sharded_safetensors(copy)
+    FORMS["sharded-safetensors"](copy, TENSORS)
     assert digest(copy) == original
     write_json(copy / "config.json", {"architectures": ["LlamaForCausalLM"], "rope_theta": 5.0})
     assert digest(copy) != original
 
 
 def test_all_missing_files_are_named_at_once(directory: Path) -> None:
-    write_sharded_safetensors(directory)
+    FORMS["sharded-safetensors"](directory, TENSORS)
     for number in (0, 2):
-        (directory / f"model-{number}.safetensors").unlink()
+        (directory / name_shard(number)).unlink()
     with pytest.raises(CheckpointInvalid) as caught:
         Checkpoint.open(directory)
-    assert [one.field for one in caught.value.violations] == ["model-0.safetensors", "model-2.safetensors"]
+    assert [one.field for one in caught.value.violations] == [name_shard(0), name_shard(2)]
 
 
-@pytest.mark.parametrize("write", [write_sharded_safetensors, write_sharded_pickle])
-def test_tensors_elsewhere_than_the_index_says_are_named_at_once(directory: Path, write: Any) -> None:
-    write(directory)
+@pytest.mark.parametrize("form", ["sharded-safetensors", "sharded-pickle"])
+def test_tensors_elsewhere_than_the_index_says_are_named_at_once(directory: Path, form: str) -> None:
+    FORMS[form](directory, TENSORS)
     (index,) = directory.glob("*.index.json")
     files = list(json.loads(index.read_text())["weight_map"].values())
     write_json(index, {"weight_map": {"a.weight": files[1], "b.weight": files[1], "c": files[0]}})
@@ -280,14 +223,14 @@ def test_tensors_elsewhere_than_the_index_says_are_named_at_once(directory: Path
 
 
 def test_tensors_that_the_index_leaves_out_belong_to_the_checkpoint(directory: Path) -> None:
-    write_sharded_safetensors(directory)
-    save_file({"a.weight": torch.ones(1), "d": torch.ones(5)}, directory / "model-1.safetensors")
+    FORMS["sharded-safetensors"](directory, TENSORS)
+    save_file({"a.weight": torch.ones(1), "d": torch.ones(5)}, directory / name_shard(1))
     index = directory / "model.safetensors.index.json"
-    write_json(index, {"weight_map": {"a.weight": "model-0.safetensors", "d": "model-1.safetensors"}})
+    write_json(index, {"weight_map": {"a.weight": name_shard(0), "d": name_shard(1)}})
     tensors = Checkpoint.open(directory).tensors
     assert {name: (header.file.name, header.shape) for name, header in tensors.items()} == {
-        "a.weight": ("model-0.safetensors", (2, 3)),
-        "d": ("model-1.safetensors", (5,)),
+        "a.weight": (name_shard(0), (2, 3)),
+        "d": (name_shard(1), (5,)),
     }
-    save_file({"d": torch.ones(5), "e": torch.ones(2)}, directory / "model-1.safetensors")
-    assert Checkpoint.open(directory).tensors["e"].file.name == "model-1.safetensors"
+    save_file({"d": torch.ones(5), "e": torch.ones(2)}, directory / name_shard(1))
+    assert Checkpoint.open(directory).tensors["e"].file.name == name_shard(1)

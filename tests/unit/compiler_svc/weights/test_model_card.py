@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bundle.annotations import Origin
+from bundle.store.annotations import Origin
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.model_card import find_licenses, read_origin
 from tests.checkpoints.random_weights import write_checkpoint

@@ -136,6 +136,7 @@ GEMMA3 = {
     "intermediate_size": 90,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "sliding_window_pattern": 2,
 }
 TWO_ROPES = [
     GEMMA3 | {"rope_parameters": {"full_attention": FULL, "sliding_attention": SLIDING}},
@@ -163,18 +164,12 @@ def test_either_of_two_rotary_embeddings_is_replaced(
     assert overridden.keys().isdisjoint({"rope_theta", "rope_scaling", "rope_local_base_freq"})
     assert find_changes(checkpoint(config), attributes, {}) == attributes
     description = describe_model(overridden)
-    assert description.local_rope is not None
-    assert [rope.rope.theta for rope in (description.rope, description.local_rope)] == [
-        full["rope_theta"],
-        sliding["rope_theta"],
-    ]
+    assert [rope.rope.theta for rope in description.ropes] == [full["rope_theta"], sliding["rope_theta"]]
 
 
-@pytest.mark.parametrize("config", TWO_ROPES)
 @pytest.mark.parametrize("attributes", TWO_ROPES)
-def test_what_two_rotary_embeddings_are_already_changes_nothing(
-    config: dict[str, Any], attributes: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("config", TWO_ROPES)
+def test_what_two_rotary_embeddings_are_already_changes_nothing(config: Any, attributes: Any) -> None:
     assert find_changes(checkpoint(config), attributes, {}) == {}
 
 
@@ -207,24 +202,23 @@ PARTLY_ROTATED = [
 
 @pytest.mark.parametrize("config", PARTLY_ROTATED)
 def test_numbers_of_a_rotary_embedding_in_either_place(config: dict[str, Any]) -> None:
-    base, share = (
-        ("rotary_emb_base", "rotary_pct") if "GPTNeo" in str(config) else ("rope_theta", "partial_rotary_factor")
-    )
+    is_neox = "GPTNeoXForCausalLM" in config["architectures"]
+    base, share = ("rotary_emb_base", "rotary_pct") if is_neox else ("rope_theta", "partial_rotary_factor")
+    linear = {"rope_type": "linear", "factor": 2.0}
     cases: list[tuple[dict[str, Any], float, int]] = [
         ({base: 5e5}, 5e5, 8),
         ({share: 1.0}, 1e4, 16),
         # transformers' own default of the family.
-        ({share: None}, 1e4, 4 if "GPTNeo" in str(config) else 16),
+        ({share: None}, 1e4, 4 if is_neox else 16),
     ]
-    # Phi-3 has no rotary embedding that is scaled by one number.
-    for linear in [{"rope_type": "linear", "factor": 2.0}] if "GPTNeo" in str(config) else []:
+    if is_neox:  # Phi-3 has no rotary embedding that is scaled by one number.
         cases += [
             ({"rope_scaling": linear}, 1e4, 8),
             ({"rope_parameters": linear | {"partial_rotary_factor": 1.0}}, 1e4, 16),
             ({base: 5e5, share: 1.0, "rope_scaling": linear}, 5e5, 16),
         ]
     for attributes, theta, rotary_dim in cases:
-        rope = describe_model(override(config, **attributes).config).rope
+        rope = describe_model(override(config, **attributes).config).ropes[0]
         assert (rope.rope.theta, rope.rotary_dim) == (theta, rotary_dim), attributes
         assert find_changes(checkpoint(config), attributes, {}) == attributes
     assert find_changes(checkpoint(config), {base: 1e4, share: 0.5}, {}) == {}

@@ -125,24 +125,15 @@ def test_programs_keep_the_operator() -> None:
 def test_torch_finds_the_operators_consistent(name: str) -> None:
     operator = getattr(torch.ops.kiln, name).default
     step = replace(CHUNK, sinks=torch.zeros(4), tree_mask=TREE)
-    torch.library.opcheck(
-        operator,
-        tuple(step.make_arguments()),
-        step.make_options(),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(operator, tuple(step.make_arguments()), step.make_options(), test_utils=tests)
 
 
 @pytest.mark.parametrize(
     ("index", "wrong", "error", "message"),
     [
         (1, torch.zeros(3, 4, 3, 8), ValueError, r"keys of shape \[3, 4, 3, 8\]; accepted: \[3, 4, 2, 8\]"),
-        (
-            4,
-            torch.zeros(7, 2, 16, 8, dtype=torch.float16),
-            TypeError,
-            "value_cache of torch.float16; accepted: torch.float32",
-        ),
+        (4, torch.zeros(7, 2, 16, 8).half(), TypeError, "value_cache of torch.float16; accepted: torch.float32"),
         (5, torch.zeros(3, 4, dtype=torch.int64), TypeError, "positions of torch.int64; accepted: torch.int32"),
         (7, torch.zeros(2), ValueError, r"sinks of shape \[2\]; accepted: \[4\]"),
         (9, torch.zeros(3, 3, dtype=torch.bool), ValueError, r"tree_mask of shape \[3, 3\]; accepted: \[4, 4\]"),

@@ -8,11 +8,11 @@ import pytest
 
 from execution.text.prompt import ChatMessage, ChatPrompt
 from execution.text.tools import parse_object
-from runtime_svc.admission import check_prompt
-from runtime_svc.capabilities import Capabilities
-from runtime_svc.chat_admission import MAX_TOOL_CHARS, MAX_TOOLS
+from runtime_svc.admission.calls import check_prompt
+from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.admission.chats import MAX_TOOL_CHARS, MAX_TOOLS
 from runtime_svc.errors import RequestInvalid
-from tests.unit.runtime_svc.test_admission import CAPABILITIES
+from tests.unit.runtime_svc.admission.test_calls import CAPABILITIES
 
 CHAT: Capabilities = CAPABILITIES[0]
 

@@ -17,9 +17,16 @@ from safetensors import safe_open
 from bundle.errors import ResourcesShort
 from bundle.manifest import TensorSpec
 from runtime_svc.captures.capture_file import render_capture
-from runtime_svc.captures.directory import MAX_CAPTURES, SUFFIX, CaptureDirectory, CaptureOutcome, file_name
-from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
+from runtime_svc.captures.directory import (
+    MAX_CAPTURES,
+    SUFFIX,
+    CaptureDirectory,
+    CaptureOutcome,
+    PendingCapture,
+    file_name,
+)
 from runtime_svc.engine.capture import MAX_CAPTURE_BYTES, CapturedInput, CapturedStep, InputCapture
+from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 from tests.shortages import limited
 
 SPEC = TensorSpec(name="input_ids", dtype="int32", shape=(1, 2))
@@ -33,14 +40,21 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+async def begin(
+    directory: CaptureDirectory, request_id: str, *steps: CapturedStep, deployment_id: str = "d"
+) -> PendingCapture:
+    inputs = InputCapture(0, 8)
+    pending = await directory.begin(inputs, deployment_id=deployment_id, bundle="sha256:0", request_id=request_id)
+    for step in steps:
+        inputs.keep(step)
+    return pending
+
+
 async def write(
     directory: CaptureDirectory, request_id: str, *, deployment_id: str = "d", steps: int = 1
 ) -> CaptureOutcome:
-    inputs = InputCapture(0, 8)
-    pending = await directory.begin(inputs, deployment_id=deployment_id, bundle="sha256:0", request_id=request_id)
-    for index in range(steps):
-        inputs.keep(captured(index))
-    return await pending.write()
+    captures = map(captured, range(steps))
+    return await (await begin(directory, request_id, *captures, deployment_id=deployment_id)).write()
 
 
 @given(st.text(max_size=128), st.text(max_size=128))
@@ -114,7 +128,7 @@ async def test_a_directory_that_takes_no_file_is_told_before_anything_runs(tmp_p
 
 async def test_a_write_that_fails_is_an_outcome_and_leaves_no_file(tmp_path: Path) -> None:
     directory = CaptureDirectory(tmp_path)
-    pending = await directory.begin(InputCapture(0, 1), deployment_id="d", bundle="", request_id="r")
+    pending = await begin(directory, "r")
     # What takes the file's place cannot be replaced by one.
     (tmp_path / "d" / "r.safetensors" / "inside").mkdir(parents=True)
     outcome = await pending.write()
@@ -127,10 +141,7 @@ async def test_a_write_that_fails_is_an_outcome_and_leaves_no_file(tmp_path: Pat
 
 async def test_so_many_requests_capture_at_once(tmp_path: Path) -> None:
     directory = CaptureDirectory(tmp_path)
-    pending = [
-        await directory.begin(InputCapture(0, 1), deployment_id="d", bundle="", request_id=str(index))
-        for index in range(MAX_CAPTURES)
-    ]
+    pending = [await begin(directory, str(index)) for index in range(MAX_CAPTURES)]
     with pytest.raises(TooManyCaptures) as refused:
         await write(directory, "one more")
     assert refused.value.retry_after_s == 1.0
@@ -142,7 +153,7 @@ async def test_so_many_requests_capture_at_once(tmp_path: Path) -> None:
 
 async def test_a_file_is_written_although_nobody_waits(tmp_path: Path) -> None:
     directory = CaptureDirectory(tmp_path)
-    pending = await directory.begin(InputCapture(0, 1), deployment_id="d", bundle="", request_id="r")
+    pending = await begin(directory, "r")
     assert pending.write() is pending.write()
     await directory.close()
     assert pending.path.exists()
@@ -191,9 +202,7 @@ async def test_a_disk_without_room_is_named_and_passes(tmp_path: Path) -> None:
     await write(directory, "a")
     with limited(resource.RLIMIT_FSIZE, 0), pytest.raises(ResourcesShort, match="disk space"):
         await write(directory, "b")
-    inputs = InputCapture(0, 8)
-    pending = await directory.begin(inputs, deployment_id="d", bundle="sha256:0", request_id="b")
-    inputs.keep(captured(0, bytes(2 << 20)))
+    pending = await begin(directory, "b", captured(0, bytes(2 << 20)))
     # Room for the log of the test.
     with limited(resource.RLIMIT_FSIZE, 1 << 20):
         outcome = await pending.write()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -5,11 +7,10 @@ from bundle.manifest import Manifest, WeightTensor
 from execution.device_errors import DeviceUnsuitable
 from execution.ranks.step_memory import StepLayout
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.deployments.core_memory import CoreMemory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
-from runtime_svc.deployments.memory import MemoryPool
+from runtime_svc.deployments.memory import CoreMemory, MemoryPool
 from runtime_svc.deployments.records import WeightsRecord
 from runtime_svc.deployments.resources import Resources, check_bundle
 from runtime_svc.errors import MemoryUnavailable
@@ -22,11 +23,15 @@ STATE_BYTES = 2 * 5 * 64 * 4
 
 def neuron_manifest(num_weights: int) -> Manifest:
     """A bundle for trn2 of two ranks, with so many float32 weights on each."""
-    manifest = with_neffs(make_manifest(tp_degree=2))
+    return with_weights(with_neffs(make_manifest(tp_degree=2)), num_weights, 0, 1)
+
+
+def with_weights(manifest: Manifest, num_weights: int, *ranks: int) -> Manifest:
+    """The bundle with another number of float32 weights on some ranks; their files are much larger."""
     (model,) = manifest.weight_sets
-    tensors = (WeightTensor(name="w", dtype="float32", shape=(num_weights,)),)
-    shards = tuple(msgspec.structs.replace(shard, size_bytes=1 << 40, tensors=tensors) for shard in model.shards)
-    return msgspec.structs.replace(manifest, weight_sets=(msgspec.structs.replace(model, shards=shards),))
+    changes: Any = {"tensors": (WeightTensor(name="w", dtype="float32", shape=(num_weights,)),), "size_bytes": 1 << 40}
+    shards = [msgspec.structs.replace(one, **changes) if one.rank in ranks else one for one in model.shards]
+    return msgspec.structs.replace(manifest, weight_sets=(msgspec.structs.replace(model, shards=tuple(shards)),))
 
 
 def make_deployment(manifest: Manifest) -> Deployment:
@@ -60,14 +65,6 @@ def test_rank_that_does_not_fit_its_core_is_refused() -> None:
     assert caught.value.metadata["total_bytes"] == str(core_bytes)
     assert resources.cores.free == (0, 1)
     assert caught.value.metadata["missing_bytes"] == str(STATE_BYTES)
-
-
-def with_weights(manifest: Manifest, num_weights: int, rank: int) -> Manifest:
-    """The bundle with another number of float32 weights on one rank."""
-    (model,) = manifest.weight_sets
-    tensors = (WeightTensor(name="w", dtype="float32", shape=(num_weights,)),)
-    shards = [msgspec.structs.replace(one, tensors=tensors) if one.rank == rank else one for one in model.shards]
-    return msgspec.structs.replace(manifest, weight_sets=(msgspec.structs.replace(model, shards=tuple(shards)),))
 
 
 class TestStaging:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from execution.errors import RankDied
-from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.engine.scheduler.plan import StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
+from tests.bundles.manifests import DYNAMIC
 from tests.ranks.engines import (
     NEW_BIAS,
     EngineHarness,
@@ -21,13 +21,12 @@ from tests.ranks.engines import (
     collect,
     epochs_of,
     finished_of,
-    generated_of,
     swap,
     tokens_of,
     wait_until,
 )
-from tests.ranks.fakes import VOCAB_SIZE, expected_tokens, make_manifest
-from tests.ranks.scheduling import make_async, make_request, make_scheduler, names, run_step, update
+from tests.ranks.fakes import VOCAB_SIZE, expected_tokens
+from tests.ranks.scheduling import make_request, make_scheduler, names, update
 
 ABORTED = Finish(FinishReason.ABORTED)
 
@@ -43,81 +42,34 @@ def decode(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def test_the_step_behind_computes_the_next_tokens_of_the_same_rows() -> None:
-    scheduler = make_scheduler(ctx_batch_size=2)
-    plan_behind = make_async(scheduler).plan_behind
-    requests = [make_request("a", 3), make_request("b", 5)]
-    for request in requests:
-        scheduler.add(request)
-    running = decode(scheduler)
-    in_flight = plan_behind(running)
-    assert in_flight is not None
-    assert in_flight.executable is running.executable
-    assert in_flight.depends_on_previous
-    assert [(row.row, row.request, row.start, row.num_tokens) for row in in_flight.rows] == [
-        (0, requests[0], 4, 1),
-        (1, requests[1], 6, 1),
-    ]
-    update(scheduler, running, [[6], [7]])
-    assert plan_behind(in_flight) is not None, "and a step behind that one"
-    update(scheduler, in_flight, [[8], [9]])
-    assert [request.output_token_ids for request in requests] == [[5, 6, 8], [5, 7, 9]]
-    assert [request.num_computed_tokens for request in requests] == [5, 7]
-
-
-def test_no_step_behind_a_prompt() -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request("a", 3))
-    plan = scheduler.schedule()
-    assert plan is not None
-    assert make_async(scheduler).plan_behind(plan) is None
-
-
 def test_no_step_behind_while_a_request_waits() -> None:
     scheduler = make_scheduler(num_slots=1)
     scheduler.add(make_request("a", 3))
     running = decode(scheduler)
     scheduler.add(make_request("b", 3))
-    assert make_async(scheduler).plan_behind(running) is None
+    assert scheduler.schedule_behind(running) is None
 
 
 def test_no_step_behind_if_a_row_ends_or_pauses_or_another_request_is_ready() -> None:
     scheduler = make_scheduler(ctx_batch_size=2)
-    plan_behind = make_async(scheduler).plan_behind
     a, b = make_request("a", 3), make_request("b", 3, max_new_tokens=3)
     for request in (a, b):
         scheduler.add(request)
     running = decode(scheduler)
-    assert plan_behind(running) is not None
+    assert scheduler.schedule_behind(running) is not None
     a.is_paused = True
-    assert plan_behind(running) is None
+    assert scheduler.schedule_behind(running) is None
     alone = scheduler.schedule()
     assert names(alone) == ["b"]
     assert alone is not None
-    assert plan_behind(alone) is not None
+    assert scheduler.schedule_behind(alone) is not None
     a.is_paused = False
-    assert plan_behind(alone) is None, "a would have to wait for b to end"
+    assert scheduler.schedule_behind(alone) is None, "a would have to wait for b to end"
     update(scheduler, running, [[6], [6]])
-    assert plan_behind(running) is None, "the next token is b's last"
+    assert scheduler.schedule_behind(running) is None, "the next token is b's last"
     a.claim_finish(ABORTED, 1.0)
     scheduler.remove(a)
-    assert plan_behind(running) is None
-
-
-def test_no_step_behind_in_another_bucket() -> None:
-    scheduler = make_scheduler()
-    plan_behind = make_async(scheduler).plan_behind
-    scheduler.add(make_request("a", 14))
-    running = decode(scheduler)
-    assert (running.executable.tag, running.rows[0].start) == ("token_generation_16", 14)
-    in_flight = plan_behind(running)
-    assert in_flight is not None
-    update(scheduler, running, [[5], [5]])
-    assert plan_behind(in_flight) is None, "position 16 takes the next bucket"
-    update(scheduler, in_flight, [[5], [5]])
-    other = decode(scheduler)
-    assert other.executable.tag == "token_generation_64"
-    assert plan_behind(other) is not None
+    assert scheduler.schedule_behind(running) is None
 
 
 def test_no_step_behind_without_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,28 +78,8 @@ def test_no_step_behind_without_room_in_the_cache(monkeypatch: pytest.MonkeyPatc
     running = decode(scheduler)
     asked = []
     monkeypatch.setattr(scheduler.kv, "reserve", lambda request, num_tokens: asked.append(num_tokens))
-    assert make_async(scheduler).plan_behind(running) is None
+    assert scheduler.schedule_behind(running) is None
     assert asked == [2], "for the token that the running step computes and the one behind it"
-
-
-def test_a_slot_that_a_step_in_flight_writes_goes_to_the_next_request_at_once() -> None:
-    scheduler = make_scheduler(num_slots=1)
-    plan_behind = make_async(scheduler).plan_behind
-    first, second = make_request("first", 3, stop=[9]), make_request("second", 3)
-    scheduler.add(first)
-    running = decode(scheduler)
-    in_flight = plan_behind(running)
-    assert in_flight is not None
-    update(scheduler, running, [[9]])
-    assert first.finish is not None
-    scheduler.add(second)
-    assert plan_behind(in_flight) is None
-    assert update(scheduler, in_flight, [[7]]) == [], "computed in vain"
-    assert first.output_token_ids == [5, 9]
-    plan = run_step(scheduler)
-    assert names(plan) == ["second"]
-    assert plan is not None
-    assert (plan.rows[0].placement.blocks, second.output_token_ids) == ((0,), [5])
 
 
 # In the engine
@@ -160,10 +92,8 @@ def is_async() -> bool:
 
 def steps_of(harness: EngineHarness) -> str:
     """Every step that ran: p for a prompt, t for tokens, d for tokens that depend on those of a step in flight."""
-    tags = ["p" if step.tag.startswith("context") else "t" for step in harness.ranks.steps]
-    return "".join(
-        "d" if step.depends_on_previous else tag for tag, step in zip(tags, harness.ranks.steps, strict=True)
-    )
+    steps = harness.ranks.steps
+    return "".join("d" if one.depends_on_previous else "p" if "context" in one.tag else "t" for one in steps)
 
 
 async def hold_two_steps(harness: EngineHarness) -> None:
@@ -175,42 +105,22 @@ async def hold_two_steps(harness: EngineHarness) -> None:
     assert harness.ranks.num_under_way == 2
 
 
-@pytest.mark.parametrize(("is_async", "steps"), [(True, "ptdddd"), (False, "pttttt")])
-async def test_the_switch(start_engine: StartEngine, steps: str) -> None:
-    harness = await start_engine()
+@pytest.mark.parametrize(
+    ("is_async", "mode", "steps"),
+    [(True, "on_device", "ptdddd"), (False, "on_device", "pttttt"), (True, "host", "pttttt")],
+)
+async def test_steps_are_called_ahead_unless_the_host_picks_tokens(
+    start_engine: StartEngine, mode: str, steps: str
+) -> None:
+    harness = await start_engine(sampling=msgspec.structs.replace(DYNAMIC, mode=mode))
     assert tokens_of(await collect(harness.submit([5], max_new_tokens=6))) == expected_tokens([5], 6)
     assert steps_of(harness) == steps
-
-
-async def test_two_steps_are_in_flight(start_engine: StartEngine) -> None:
-    harness = await start_engine(step_s=0.005)
-    stream = harness.submit([5], max_new_tokens=6)
-    await hold_two_steps(harness)
-    harness.ranks.gate.set()
-    assert tokens_of(await collect(stream)) == expected_tokens([5], 6)
-    assert harness.ranks.num_under_way == 0
-
-
-async def test_seeded_tokens_and_their_logprobs_are_the_same(start_engine: StartEngine) -> None:
-    harness = await start_engine()
-    events = await collect(harness.submit([5], temperature=0.7, seed=3, max_new_tokens=10, top_logprobs=1))
-    tokens = expected_tokens([5], 10, seed=3)
-    assert tokens_of(events) == tokens
-    assert [token.logprob for token in generated_of(events)] == [-token / 10 for token in tokens]
-    assert steps_of(harness) == "pt" + "d" * 8
 
 
 async def test_a_change_of_bucket_waits_for_the_previous_step(start_engine: StartEngine) -> None:
     harness = await start_engine()
     await collect(harness.submit([5] * 14, max_new_tokens=6))
     assert steps_of(harness) == "ptdtdd", "positions 14 and 15, then the next bucket"
-
-
-async def test_tokens_that_the_host_picks_are_waited_for(start_engine: StartEngine) -> None:
-    on_device = make_manifest().sampling
-    harness = await start_engine(sampling=msgspec.structs.replace(on_device, mode="host"))
-    assert tokens_of(await collect(harness.submit([5], max_new_tokens=6))) == expected_tokens([5], 6)
-    assert steps_of(harness) == "pttttt"
 
 
 async def test_a_prompt_runs_after_the_step_in_flight(start_engine: StartEngine) -> None:
@@ -236,14 +146,6 @@ async def test_one_token_more_is_computed_and_dropped(start_engine: StartEngine)
     assert steps_of(harness) == "ptddddd"
 
 
-async def test_a_paused_sequence_gets_no_step_behind(start_engine: StartEngine) -> None:
-    harness = await start_engine(EngineConfig(stream_capacity=4))
-    stream = harness.submit([5], max_new_tokens=12)
-    await wait_until(lambda: len(stream._events) >= 4 and harness.ranks.num_under_way == 0)
-    assert len(stream._events) <= 5, "no more than what the running step added"
-    assert tokens_of(await collect(stream)) == expected_tokens([5], 12)
-
-
 async def test_swap_comes_after_the_step_in_flight(start_engine: StartEngine, shards: dict[int, Path]) -> None:
     harness = await start_engine(step_s=0.005, token_buckets=(64,))
     running = harness.submit([5], max_new_tokens=20)
@@ -251,7 +153,7 @@ async def test_swap_comes_after_the_step_in_flight(start_engine: StartEngine, sh
     num_steps = len(harness.ranks.steps)
     task = await swap(harness, shards, InFlightPolicy.CONTINUE, keep_kv=True)
     harness.ranks.gate.set()
-    await task
+    assert (await task).aborted_requests == 0
     events = await collect(running)
     epochs = epochs_of(events)
     assert epochs == [1] * (num_steps + 1) + [2] * (20 - num_steps - 1), "and before any other"

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.kv.slots import SlotManager
-from runtime_svc.engine.request import Request, SamplingParams, Session, StopConditions, Timeline
+from runtime_svc.engine.request import Request, Session
+from tests.ranks.scheduling import make_request
 
 #: What the cache holds for a token: whatever its keys and values depend on.
 Content = tuple[int, tuple[str, str], tuple[int, ...]]
@@ -231,14 +232,11 @@ class BlockMachine(RuleBasedStateMachine):
     def make_request(self, tokens: Sequence[int], share: Share, name_of_session: str = "") -> Request:
         """A request, of the session if that is idle."""
         self.num_requests += 1
-        sampling, stop = SamplingParams(0.0, 0, 1.0, 0), StopConditions(2 * MAX_TOKENS)
         name = f"{self.num_requests}"
         # Some are sequences of calls that want several; later ones join them.
         key = name.encode() if self.num_requests % 2 and not name_of_session else b""
         owner, salt = share
-        request = Request(
-            name, tuple(tokens), sampling, stop, Timeline(0.0), owner=owner, cache_salt=salt, call_key=key
-        )
+        request = make_request(name, tokens, owner=owner, cache_salt=salt, call_key=key)
         self.shares[request.prefix_root] = share
         session = self.sessions.get(name_of_session)
         if session is not None and session.user is None:

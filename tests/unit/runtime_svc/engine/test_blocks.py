@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from bundle.abi.inputs import PromptLengths
 from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.kept_sequences import SessionKeeper
-from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
-
-
-def make_request(tokens: Sequence[int], *, salt: str = "") -> Request:
-    sampling, stop = SamplingParams(0.0, 0, 1.0, 0), StopConditions(9)
-    return Request(str(tokens), tuple(tokens), sampling, stop, Timeline(0.0), cache_salt=salt)
+from runtime_svc.engine.request import Request
+from tests.ranks.scheduling import make_request
 
 
 def make_kv(num_blocks: int = 8, *, caches_prefixes: bool = True) -> BlockManager:
@@ -34,7 +28,7 @@ def compute(kv: BlockManager, request: Request) -> tuple[int, ...]:
 
 def test_running_requests_share_whole_blocks_without_a_copy() -> None:
     kv = make_kv()
-    first, second = make_request(range(10)), make_request([*range(9), 50, 51])
+    first, second = make_request("r", range(10)), make_request("r", [*range(9), 50, 51])
     assert compute(kv, first) == (0, 1, 2)
     assert kv.find_prefix(second) == 8
     assert compute(kv, second) == (0, 1, 3)
@@ -45,14 +39,14 @@ def test_running_requests_share_whole_blocks_without_a_copy() -> None:
 
 
 def test_the_newest_token_is_always_computed() -> None:
-    kv, request = make_kv(), make_request(range(8))
+    kv, request = make_kv(), make_request("r", range(8))
     compute(kv, request)
-    assert kv.find_prefix(make_request(range(8))) == 4
-    assert kv.find_prefix(make_request(range(9))) == 8
+    assert kv.find_prefix(make_request("r", range(8))) == 4
+    assert kv.find_prefix(make_request("r", range(9))) == 8
 
 
 def test_a_block_is_known_once_it_is_full_of_computed_tokens() -> None:
-    kv, request, other = make_kv(), make_request(range(9)), make_request(range(9))
+    kv, request, other = make_kv(), make_request("r", range(9)), make_request("r", range(9))
     kv.reserve(request, 9)
     assert kv.find_prefix(other) == 0, "planned, not computed"
     request.num_computed_tokens = 7
@@ -62,17 +56,9 @@ def test_a_block_is_known_once_it_is_full_of_computed_tokens() -> None:
 
 def test_equal_blocks_behind_other_beginnings_are_others() -> None:
     kv = make_kv()
-    compute(kv, make_request([1, 1, 1, 1, 5, 5, 5, 5, 9]))
-    assert kv.find_prefix(make_request([5, 5, 5, 5, 9])) == 0
-    assert kv.find_prefix(make_request([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
-
-
-def test_salts_divide_the_cache() -> None:
-    kv = make_kv()
-    compute(kv, make_request(range(9), salt="tenant"))
-    assert kv.find_prefix(make_request(range(9))) == 0
-    assert kv.find_prefix(make_request(range(9), salt="other")) == 0
-    assert kv.find_prefix(make_request(range(9), salt="tenant")) == 8
+    compute(kv, make_request("r", [1, 1, 1, 1, 5, 5, 5, 5, 9]))
+    assert kv.find_prefix(make_request("r", [5, 5, 5, 5, 9])) == 0
+    assert kv.find_prefix(make_request("r", [2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
 
 
 @pytest.mark.parametrize(("each", "found"), [(False, [0, 8, 0, 8]), (True, [0, 8, 0, 0])])
@@ -82,7 +68,7 @@ def test_prompts_whose_lengths_give_other_keys_share_nothing(each: bool, found: 
     kv = BlockManager(20, 4, caches_prefixes=True, keeper=SessionKeeper(prompt_lengths=lengths))
     cached = []
     for num_tokens in (9, 11, 13, 14):
-        request = make_request([*range(8), *[60 + num_tokens] * (num_tokens - 8)])
+        request = make_request("r", [*range(8), *[60 + num_tokens] * (num_tokens - 8)])
         cached.append(kv.find_prefix(request))
         compute(kv, request)
     assert cached == found
@@ -90,22 +76,22 @@ def test_prompts_whose_lengths_give_other_keys_share_nothing(each: bool, found: 
 
 def test_the_blocks_unused_for_longest_are_evicted_the_end_of_a_sequence_first() -> None:
     kv = make_kv(5)
-    old, new = make_request([1] * 8), make_request([2] * 8)
+    old, new = make_request("r", [1] * 8), make_request("r", [2] * 8)
     for request in (old, new):
         compute(kv, request)
     kv.release(old)
     kv.release(new)
-    compute(kv, make_request([3] * 8))
-    assert kv.find_prefix(make_request([1] * 9)) == 4, "one block was free, and its second one made room"
-    assert kv.find_prefix(make_request([2] * 9)) == 8
+    compute(kv, make_request("r", [3] * 8))
+    assert kv.find_prefix(make_request("r", [1] * 9)) == 4, "one block was free, and its second one made room"
+    assert kv.find_prefix(make_request("r", [2] * 9)) == 8
 
 
 def test_what_is_shared_does_not_count_as_room() -> None:
     kv = make_kv(2)
-    first = make_request(range(8))
+    first = make_request("r", range(8))
     compute(kv, first)
     kv.release(first)
-    longer = make_request([*range(8), 9])
+    longer = make_request("r", [*range(8), 9])
     assert kv.find_prefix(longer) == 8
     assert kv.reserve(longer, 1, num_cached=8) is None, "its own prefix is all that could make room"
     assert kv.find_prefix(longer) == 8, "nothing has changed"
@@ -115,23 +101,23 @@ def test_what_is_shared_does_not_count_as_room() -> None:
 
 def test_nothing_that_was_computed_before_a_reset_is_found_after_it() -> None:
     kv = make_kv()
-    ended, running = make_request(range(8)), make_request([*range(4), 7, 7, 7])
+    ended, running = make_request("r", range(8)), make_request("r", [*range(4), 7, 7, 7])
     compute(kv, ended)
     compute(kv, running)
     kv.release(ended)
     assert kv.reset() == [1], "the first block is the running request's, too"
-    assert kv.find_prefix(make_request(range(9))) == 0
+    assert kv.find_prefix(make_request("r", range(9))) == 0
     running.output_token_ids.append(7)
     kv.reserve(running, 1)
     running.num_computed_tokens = 8
     kv.commit(running)
-    assert kv.find_prefix(make_request([*range(4), 7, 7, 7, 7, 9])) == 0, "its beginning is of before"
+    assert kv.find_prefix(make_request("r", [*range(4), 7, 7, 7, 7, 9])) == 0, "its beginning is of before"
     kv.check_integrity([running])
 
 
 def test_a_request_that_waits_over_a_reset_finds_what_is_computed_after_it() -> None:
-    kv, waiting = make_kv(), make_request(range(9))
-    before, after = make_request(range(9)), make_request(range(9))
+    kv, waiting = make_kv(), make_request("r", range(9))
+    before, after = make_request("r", range(9)), make_request("r", range(9))
     compute(kv, before)
     assert kv.find_prefix(waiting) == 8
     kv.reset()
@@ -140,9 +126,3 @@ def test_a_request_that_waits_over_a_reset_finds_what_is_computed_after_it() -> 
     assert kv.will_find_more(waiting, 0, after)
     compute(kv, after)
     assert kv.find_prefix(waiting) == 8
-
-
-def test_without_prefix_caching_nothing_is_shared() -> None:
-    kv = make_kv(caches_prefixes=False)
-    compute(kv, make_request(range(9)))
-    assert kv.find_prefix(make_request(range(9))) == 0

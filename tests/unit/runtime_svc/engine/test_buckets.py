@@ -4,9 +4,8 @@ import pytest
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.errors import ManifestInvalid
 from runtime_svc.engine.kv.manager import Placement
-from runtime_svc.engine.scheduler.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import BucketTable, CachedPrompt
 from runtime_svc.engine.scheduler.plan import ScheduledRow
-from runtime_svc.engine.scheduler.prefix_buckets import CachedPrompt
 from tests.ranks.fakes import make_manifest
 from tests.ranks.scheduling import make_request
 
@@ -73,21 +72,13 @@ def test_tokens_take_the_fewest_rows_that_hold_them() -> None:
     limits = make_manifest(num_slots=4).limits
     table = BucketTable.from_manifest(make_manifest(executables=[*prompts, *batches], limits=limits))
     rows = [ScheduledRow(row, make_request("a", 1), 20, 1, Placement((0,)), samples=True) for row in range(3)]
-    assert [table.for_tokens(rows[:count]).tag for count in (1, 2, 3)] == [
-        "token_generation_64_1",
-        "token_generation_64_2",
-        "token_generation_64_4",
-    ]
+    tags = [table.for_tokens(rows[:count]).tag for count in (1, 2, 3)]
+    assert tags == [f"token_generation_64_{num_rows}" for num_rows in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(
     ("flags", "num_cached", "room"),
-    [
-        ((), 0, 16),
-        ((), 6, 0),
-        ((COMPUTED_CONTEXT,), 16, 16),
-        ((COMPUTED_CONTEXT,), 60, 16),
-    ],
+    [((), 0, 16), ((), 6, 0), ((COMPUTED_CONTEXT,), 16, 16), ((COMPUTED_CONTEXT,), 60, 16)],
 )
 def test_room_behind_cached_tokens(flags: tuple[str, ...], num_cached: int, room: int) -> None:
     table = BucketTable.from_manifest(make_manifest(prompt_buckets=(8, 16), flags=("tokens", *flags)))

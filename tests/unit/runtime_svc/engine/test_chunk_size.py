@@ -46,9 +46,9 @@ class Served:
             if names(plan) == [name]:
                 width, chunk = plan.executable.bucket[0], plan.rows[0].num_tokens
                 chunks.append(chunk)
-                self.scheduler.observe(plan, self.seconds[width] * chunk / width)
+                self.scheduler.policy.chunk_size.observe(plan, self.seconds[width] * chunk / width)
             else:
-                self.scheduler.observe(plan, TOKEN_STEP_S)
+                self.scheduler.policy.chunk_size.observe(plan, TOKEN_STEP_S)
         return chunks
 
 
@@ -59,7 +59,7 @@ LINEAR = {8: 0.1, 16: 0.2, 32: 0.4, 64: 0.8}
 def test_a_chunk_and_the_tokens_behind_it_meet_the_target(target_s: float, largest: int) -> None:
     served = Served(LINEAR, ChunkLimits(64, target_s + 1e-9))
     assert served.compute(8 + 3 * largest) == [8, largest, largest, largest], "nothing is measured before the first one"
-    assert served.scheduler.chunk_tokens == largest
+    assert served.scheduler.policy.chunk_size.tokens == largest
 
 
 def test_without_a_target_times_change_nothing() -> None:
@@ -91,10 +91,10 @@ def test_chunks_shrink_while_steps_become_slower_and_grow_again() -> None:
 def test_steps_that_are_not_full_say_nothing_of_a_chunk() -> None:
     served = Served(LINEAR, ChunkLimits(64, target_s=0.3 + 1e-9))
     assert served.compute(3) == [3]
-    assert served.scheduler.chunk_tokens == 8
+    assert served.scheduler.policy.chunk_size.tokens == 8
     assert served.compute(24) == [8, 16]
     assert served.compute(9) == [9]
-    assert served.scheduler.chunk_tokens == 16
+    assert served.scheduler.policy.chunk_size.tokens == 16
 
 
 def test_prompts_without_company_are_computed_whole_and_measured() -> None:
@@ -103,8 +103,8 @@ def test_prompts_without_company_are_computed_whole_and_measured() -> None:
     plan = run_step(scheduler)
     assert plan is not None
     assert plan.rows[0].num_tokens == 64
-    scheduler.observe(plan, 0.8)
-    assert scheduler.chunk_tokens == 32, "half of 0.8 s"
+    scheduler.policy.chunk_size.observe(plan, 0.8)
+    assert scheduler.policy.chunk_size.tokens == 32, "half of 0.8 s"
 
 
 async def test_an_engine_measures_what_its_ranks_tell(start_engine: StartEngine) -> None:
@@ -118,4 +118,4 @@ async def test_an_engine_measures_what_its_ranks_tell(start_engine: StartEngine)
     chunks = [step.tag for step in harness.ranks.steps if step.tag.startswith("context")]
     assert chunks[:3] == ["context_encoding_8", "context_encoding_8", "context_encoding_16"]
     assert set(chunks[2:]) == {"context_encoding_16"}
-    assert harness.engine.scheduler.chunk_tokens == 16
+    assert harness.engine.scheduler.policy.chunk_size.tokens == 16

@@ -151,15 +151,3 @@ def test_rests_behind_cached_prefixes_share_the_tokens_of_a_chunk() -> None:
         scheduler.add(make_request(f"{index}", 40))
     # 4 tokens each, behind 36 that the first one left.
     assert run_steps(scheduler, 5) == ["0", "1", "2", "3", "tokens"]
-
-
-async def test_requests_that_come_at_once_have_their_first_tokens_after_few_steps(start_engine: StartEngine) -> None:
-    shape = {"prompt_buckets": (32, 256), "token_buckets": (512,), "num_slots": 17}
-    harness = await start_engine(flags=(*FLAGS, LIVE_ROWS), step_s=0.001, **shape)
-    prompts = [[number, *range(5, 36)] for number in range(5, 22)]
-    events = await asyncio.gather(*(collect(harness.submit(prompt, max_new_tokens=20)) for prompt in prompts))
-    assert [tokens_of(one) for one in events] == [expected_tokens(prompt, 20) for prompt in prompts]
-    tags = [step.tag.split("_")[0] for step in harness.ranks.steps]
-    last = len(tags) - tags[::-1].index("context")
-    # 32 tokens each, and 16 for a step: five fit into a chunk of 256.
-    assert tags[:last].count("token") <= 5

@@ -11,30 +11,24 @@ import pytest
 
 from bundle.errors import BlobCorrupt
 from execution.errors import RankDied, RankHung, StepFailed, WeightsInvalid
-from execution.step import Step
-from runtime_svc.engine.engine import Engine
+from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
 from runtime_svc.engine.request import FinishReason
-from runtime_svc.engine.state import EngineState
 from runtime_svc.errors import EngineFailed, QueueFull, RequestsInFlight
 from tests.hang_guard import HANG_S
 from tests.ranks.engines import (
     NEW_BIAS,
-    EngineHarness,
     StartEngine,
     collect,
     finished_of,
+    is_async,
     swap,
     tokens_of,
     wait_until,
 )
-from tests.ranks.fakes import STATE_BYTES, VOCAB_SIZE, expected_tokens
+from tests.ranks.fakes import STATE_BYTES, expected_tokens
 
-
-async def hold(harness: EngineHarness) -> None:
-    """Stops the ranks in the middle of the next step, after which the caller opens the gate."""
-    harness.ranks.gate.clear()
-    await wait_until(lambda: harness.ranks.is_running)
+__all__ = ["is_async"]
 
 
 async def test_reset_of_an_idle_engine_zeroes_everything(start_engine: StartEngine) -> None:
@@ -50,7 +44,7 @@ async def test_reset_of_an_idle_engine_zeroes_everything(start_engine: StartEngi
 async def test_reset_that_waits_lets_running_finish_and_queues_new_ones(start_engine: StartEngine) -> None:
     harness = await start_engine()
     running = harness.submit([5], max_new_tokens=10)
-    await hold(harness)
+    await harness.hold()
     reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
     await asyncio.sleep(0)
     queued = harness.submit([6], max_new_tokens=5)
@@ -67,7 +61,7 @@ async def test_reset_that_aborts_ends_running_and_spares_waiting(start_engine: S
     harness = await start_engine(num_slots=1)
     running = harness.submit([5])
     waiting = harness.submit([6], max_new_tokens=5)
-    await hold(harness)
+    await harness.hold()
     reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.ABORT))
     await asyncio.sleep(0)
     harness.ranks.gate.set()
@@ -80,7 +74,7 @@ async def test_reset_that_aborts_ends_running_and_spares_waiting(start_engine: S
 async def test_reset_that_refuses_changes_nothing(start_engine: StartEngine) -> None:
     harness = await start_engine()
     running = harness.submit([5])
-    await hold(harness)
+    await harness.hold()
     reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.REFUSE))
     await asyncio.sleep(0)
     harness.ranks.gate.set()
@@ -93,7 +87,7 @@ async def test_withdrawn_operation_does_not_happen(start_engine: StartEngine) ->
     harness = await start_engine(num_slots=1)
     running = harness.submit([5])
     waiting = harness.submit([6], max_new_tokens=5)
-    await hold(harness)
+    await harness.hold()
     reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
     await asyncio.sleep(0)
     reset.cancel()
@@ -123,7 +117,7 @@ async def test_swap_that_waits_serves_old_to_running_and_new_to_queued(
 ) -> None:
     harness = await start_engine()
     running = harness.submit([5], max_new_tokens=10)
-    await hold(harness)
+    await harness.hold()
     task = await swap(harness, shards, InFlightPolicy.WAIT)
     queued = harness.submit([6], max_new_tokens=5)
     harness.ranks.gate.set()
@@ -135,43 +129,23 @@ async def test_swap_that_waits_serves_old_to_running_and_new_to_queued(
     assert [event.weight_epoch for event in new] == [1] + [2] * 6, "accepted under the old weights, computed by the new"
 
 
-async def test_swap_that_continues_labels_every_token_with_its_epoch(
-    start_engine: StartEngine, shards: dict[int, Path]
-) -> None:
-    harness = await start_engine()
-    running = harness.submit([5], max_new_tokens=20)
-    await hold(harness)
-    task = await swap(harness, shards, InFlightPolicy.CONTINUE, keep_kv=True)
-    harness.ranks.gate.set()
-    receipt = await task
-    assert receipt.aborted_requests == 0
-    events = await collect(running)
-    epochs = [event.weight_epoch for event in events]
-    assert epochs == sorted(epochs)
-    assert set(epochs) == {1, 2}
-    tokens, history = tokens_of(events), [5]
-    for token, epoch in zip(tokens, epochs[1:-1], strict=True):
-        assert token == (sum(history) + (1 if epoch == 1 else NEW_BIAS)) % VOCAB_SIZE
-        history.append(token)
-
-
 @pytest.mark.parametrize("policy", [InFlightPolicy.ABORT, InFlightPolicy.REFUSE])
 async def test_swap_policies(start_engine: StartEngine, shards: dict[int, Path], policy: InFlightPolicy) -> None:
     harness = await start_engine()
     running = harness.submit([5], max_new_tokens=20)
-    await hold(harness)
+    await harness.hold()
+    task = await swap(harness, shards, policy)
     if policy is InFlightPolicy.REFUSE:
         with pytest.raises(RequestsInFlight):
             harness.engine.check_policy(policy)
-    task = await swap(harness, shards, policy)
-    harness.ranks.gate.set()
-    if policy is InFlightPolicy.REFUSE:
+        harness.ranks.gate.set()
         with pytest.raises(RequestsInFlight):
             await task
         assert harness.ranks.staged_bias is None
         assert tokens_of(await collect(running)) == expected_tokens([5], 20)
         assert harness.engine.weight_epoch == 1
     else:
+        harness.ranks.gate.set()
         assert (await task).aborted_requests == 1
         assert finished_of(await collect(running)).finish.reason is FinishReason.ABORTED
         assert harness.engine.weight_epoch == 2
@@ -180,7 +154,7 @@ async def test_swap_policies(start_engine: StartEngine, shards: dict[int, Path],
 async def test_withdrawn_swap_discards_what_was_staged(start_engine: StartEngine, shards: dict[int, Path]) -> None:
     harness = await start_engine()
     running = harness.submit([5], max_new_tokens=10)
-    await hold(harness)
+    await harness.hold()
     task = await swap(harness, shards, InFlightPolicy.WAIT)
     task.cancel()
     harness.ranks.gate.set()
@@ -195,7 +169,7 @@ async def test_operations_that_abort_give_a_step_less_time(
 ) -> None:
     harness = await start_engine()
     harness.submit([5], max_new_tokens=3)
-    await hold(harness)
+    await harness.hold()
     begin = (harness.engine.reset_kv_cache(policy), harness.engine.stage_weights(shards, policy))
     tasks = [asyncio.create_task(one) for one in begin]
     await asyncio.sleep(0)
@@ -209,7 +183,7 @@ async def test_operations_that_abort_give_a_step_less_time(
 async def test_hung_ranks_are_restarted_and_counted(start_engine: StartEngine) -> None:
     harness = await start_engine()
     running = harness.submit([5], max_new_tokens=40)
-    await hold(harness)
+    await harness.hold()
     reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.ABORT))
     await asyncio.sleep(0)
     hung = RankHung(0, "RunStep", 3.0, "is stopped")
@@ -238,7 +212,7 @@ async def test_dead_rank_ends_its_streams_and_waiting_requests_are_served(start_
     harness = await start_engine(num_slots=1)
     running = harness.submit([5], max_new_tokens=40)
     waiting = harness.submit([6], max_new_tokens=5)
-    await hold(harness)
+    await harness.hold()
     first = harness.ranks
     first.die()
     finished = finished_of(await asyncio.wait_for(collect(running), HANG_S))
@@ -248,14 +222,6 @@ async def test_dead_rank_ends_its_streams_and_waiting_requests_are_served(start_
     assert first.is_closed
     assert harness.ranks is not first
     assert harness.engine.state is EngineState.READY
-
-
-async def test_idle_rank_that_dies_is_restarted(start_engine: StartEngine) -> None:
-    harness = await start_engine()
-    await collect(harness.submit([5], max_new_tokens=2))
-    harness.ranks.die()
-    await wait_until(lambda: len(harness.launcher.launched) == 2)
-    assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
 
 
 async def test_restart_loads_the_weights_in_use(start_engine: StartEngine, shards: dict[int, Path]) -> None:
@@ -270,7 +236,7 @@ async def test_restart_loads_the_weights_in_use(start_engine: StartEngine, shard
 async def test_swap_stages_again_where_ranks_were_restarted(start_engine: StartEngine, shards: dict[int, Path]) -> None:
     harness = await start_engine()
     harness.submit([5])
-    await hold(harness)
+    await harness.hold()
     task = await swap(harness, shards, InFlightPolicy.WAIT)
     harness.ranks.die()
     assert (await task).weight_epoch == 2
@@ -278,7 +244,7 @@ async def test_swap_stages_again_where_ranks_were_restarted(start_engine: StartE
 
 
 async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.ranks.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
     harness = await start_engine()
     harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2"), RankDied(0, 1)]
     harness.ranks.die()
@@ -287,8 +253,8 @@ async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: py
 
 
 async def test_a_shortage_is_outlasted(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0,))
-    monkeypatch.setattr("bundle.shortage._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("runtime_svc.engine.ranks.RESTART_DELAYS_S", (0.0,))
+    monkeypatch.setattr("bundle.host.shortage._FIRST_DELAY_S", 0.001)
     harness = await start_engine()
     lacks = (errno.EMFILE, errno.ENOMEM, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC)
     harness.launcher.failures = [OSError(number, os.strerror(number)) for number in lacks]
@@ -301,12 +267,12 @@ async def test_a_shortage_is_outlasted(start_engine: StartEngine, monkeypatch: p
 
 
 async def test_engine_fails_where_ranks_stay_down(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.ranks.RESTART_DELAYS_S", (0.0, 0.01))
     harness = await start_engine(num_slots=1)
     harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2") for _ in range(2)]
     harness.submit([5])
     waiting = harness.submit([5])
-    await hold(harness)
+    await harness.hold()
     reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
     await asyncio.sleep(0)
     harness.ranks.die()
@@ -316,33 +282,27 @@ async def test_engine_fails_where_ranks_stay_down(start_engine: StartEngine, mon
     assert harness.engine.state is EngineState.FAILED
 
 
-async def test_failed_step_ends_its_streams_and_starts_anew(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "error"), [(StepFailed("t", "out of memory"), StepFailed), (ZeroDivisionError(), EngineFailed)]
+)
+async def test_a_failed_step_starts_anew_and_a_bug_of_ours_does_not(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[Exception]
 ) -> None:
     harness = await start_engine()
     first = harness.ranks
 
-    async def fail(step: Step, _: object) -> None:
-        raise StepFailed(step.tag, "out of memory")
+    async def fail(*_: object) -> None:
+        raise raised
 
     monkeypatch.setattr(first, "_run", fail)
-    finished = finished_of(await collect(harness.submit([5])))
-    assert isinstance(finished.finish.error, StepFailed)
+    finish = finished_of(await collect(harness.submit([5]))).finish
+    assert finish.reason is FinishReason.ERROR
+    assert isinstance(finish.error, error)
+    if error is EngineFailed:
+        assert harness.engine.state is EngineState.FAILED
+        return
     assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
     assert harness.ranks is not first
-
-
-async def test_own_bug_ends_every_stream(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = await start_engine()
-
-    async def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(harness.ranks, "_run", broken)
-    finished = finished_of(await collect(harness.submit([5])))
-    assert finished.finish.reason is FinishReason.ERROR
-    assert isinstance(finished.finish.error, EngineFailed)
-    assert harness.engine.state is EngineState.FAILED
 
 
 async def test_rank_that_dies_during_a_reset(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:

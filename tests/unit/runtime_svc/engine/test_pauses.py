@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from edge.errors import ClientStalled
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import TokenDelta
@@ -19,17 +18,15 @@ from runtime_svc.engine.request import (
     Finish,
     FinishReason,
     Request,
-    SamplingParams,
     StallAction,
     StallPolicy,
     StallTimeouts,
-    StopConditions,
     Timeline,
 )
 from runtime_svc.engine.streams import OutputStream
-from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.hang_guard import HANG_S
 from tests.ranks.engines import (
+    BLOCKS,
     EngineHarness,
     StartEngine,
     collect,
@@ -41,6 +38,7 @@ from tests.ranks.engines import (
     wait_until,
 )
 from tests.ranks.fakes import expected_tokens
+from tests.ranks.scheduling import make_request
 
 TIMEOUT_S = 0.1
 CONFIG = EngineConfig(stream_capacity=4, stall_timeouts=StallTimeouts(TIMEOUT_S, 10.0))
@@ -98,8 +96,7 @@ async def test_request_that_finds_a_slot_costs_no_paused_one_its_own(start_engin
 
 async def test_paused_request_ends_when_others_want_its_blocks(start_engine: StartEngine) -> None:
     """A slot is free, but no block."""
-    flags = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT, LIVE_ROWS)
-    harness = await start_engine(CONFIG, num_slots=2, block_tokens=4, num_blocks=16, flags=flags)
+    harness = await start_engine(CONFIG, num_slots=2, **BLOCKS | {"num_blocks": 16})
     silent = harness.submit([5] * 40, stall=PAUSE)
     await wait_until(lambda: is_paused(harness))
     short = harness.submit([6], max_new_tokens=3)
@@ -134,7 +131,7 @@ class Pauses:
         """Pauses a request of an age that was paused for some of it."""
         now_s = asyncio.get_running_loop().time()
         timeline = Timeline(now_s - age_s, started_s=now_s - age_s)
-        request = Request("one", (5,), SamplingParams(0.0, 0, 1.0, 0), StopConditions(40), timeline, paused_s=paused_s)
+        request = make_request("one", 1, timeline=timeline, paused_s=paused_s)
         stream = OutputStream(1, on_drained=lambda: None, on_closed=lambda: None)
         self.paused.pause(request, stream)
         return request, stream

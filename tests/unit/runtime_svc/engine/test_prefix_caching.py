@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
+from bundle.abi.inputs import BLOCK_KV, LIVE_ROWS
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Executable, Serving
 from runtime_svc.engine.config import ChunkLimits, EngineConfig
@@ -18,18 +18,20 @@ from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.scheduler.scheduler import MAX_CANDIDATES
 from tests.bundles.manifests import DYNAMIC_FLAGS, make_executable
-from tests.ranks.engines import NEW_BIAS, EngineHarness, StartEngine, collect, finished_of, swap, tokens_of, wait_until
+from tests.ranks.engines import (
+    CACHING,
+    FLAGS,
+    NEW_BIAS,
+    EngineHarness,
+    StartEngine,
+    collect,
+    finished_of,
+    swap,
+    tokens_of,
+    wait_until,
+)
 from tests.ranks.fakes import STATE_BYTES, VOCAB_SIZE, expected_tokens
 from tests.ranks.scheduling import make_block_scheduler, make_request, names, run_step
-
-FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT, LIVE_ROWS)
-#: Sequences of up to 64 tokens on blocks of 4.
-BLOCKS: dict[str, Any] = {
-    "flags": FLAGS,
-    "block_tokens": 4,
-    "num_blocks": 64,
-    "serving": Serving(prefix_caching=True),
-}
 
 
 async def generate(harness: EngineHarness, prompt: list[int], count: int = 5, **options: Any) -> int:
@@ -39,17 +41,8 @@ async def generate(harness: EngineHarness, prompt: list[int], count: int = 5, **
     return finished_of(events).usage.cached_prompt_tokens
 
 
-def count_computed(harness: EngineHarness) -> int:
-    """Tokens of prompts that steps computed."""
-    return sum(
-        int(sum(step.inputs["num_tokens"][: int(step.inputs["live_rows"][0])]))
-        for step in harness.ranks.steps
-        if step.tag.startswith("context")
-    )
-
-
 async def test_a_prompt_finds_what_others_computed_and_what_they_generated(start_engine: StartEngine) -> None:
-    harness = await start_engine(**BLOCKS)
+    harness = await start_engine(**CACHING)
     prompt = list(range(10, 23))
     assert await generate(harness, prompt, 8) == 0
     assert await generate(harness, prompt, 8) == 12
@@ -64,14 +57,14 @@ async def test_a_prompt_finds_what_others_computed_and_what_they_generated(start
 async def test_64_requests_that_share_a_prefix_compute_it_once(start_engine: StartEngine, ctx_batch_size: int) -> None:
     shared = [3 + number % 50 for number in range(512)]
     harness = await start_engine(
-        **BLOCKS
+        **CACHING
         | {"num_blocks": 512, "prompt_buckets": (8, 64, 128), "token_buckets": (640,), "num_slots": 8}
         | {"ctx_batch_size": ctx_batch_size}
     )
     prompts = [[*shared, number, 7] for number in range(64)]
     cached = await asyncio.gather(*(generate(harness, prompt, 3) for prompt in prompts))
     assert sorted(cached) == [0, *[512] * 63]
-    assert count_computed(harness) == 512 + 64 * 2
+    assert harness.count_computed() == 512 + 64 * 2
 
 
 @pytest.mark.parametrize("caches", [True, False])
@@ -80,17 +73,16 @@ async def test_tokens_are_the_same_however_much_room_there_is(
     start_engine: StartEngine, caches: bool, num_blocks: int
 ) -> None:
     """24 requests on 4 slots, whose sequences do not all fit the smaller caches: some are preempted."""
-    options = BLOCKS | {"num_blocks": num_blocks, "serving": Serving(prefix_caching=caches)}
+    options = CACHING | {"num_blocks": num_blocks, "serving": Serving(prefix_caching=caches)}
     harness = await start_engine(EngineConfig(chunks=ChunkLimits(8)), **options)
     prompts = [[*range(5, 5 + number % 3 * 6), *[number] * (1 + number % 11)] for number in range(24)]
     cached = await asyncio.gather(*(generate(harness, prompt, 24) for prompt in prompts))
     assert (sum(cached) > 0) is caches
-    harness.engine.scheduler.check_integrity()
     assert harness.engine.scheduler.kv.num_used_blocks == 0
 
 
 async def test_a_preempted_sequence_longer_than_a_bucket_is_computed_anew_in_chunks(start_engine: StartEngine) -> None:
-    harness = await start_engine(**BLOCKS | {"num_blocks": 16, "serving": Serving(), "num_slots": 2})
+    harness = await start_engine(**CACHING | {"num_blocks": 16, "serving": Serving(), "num_slots": 2})
     prompts = [[9] * 3, [11, 12]]
     await asyncio.gather(*(generate(harness, prompt, 40) for prompt in prompts))
     lengths = [int(step.inputs["computed_context_lens"][0]) for step in harness.ranks.steps if "context" in step.tag]
@@ -101,33 +93,24 @@ async def test_a_preempted_sequence_goes_on_token_by_token_if_prompts_do_not_rea
     start_engine: StartEngine,
 ) -> None:
     flags = (*DYNAMIC_FLAGS, LIVE_ROWS)
-    harness = await start_engine(**BLOCKS | {"num_blocks": 16, "flags": flags, "num_slots": 2})
+    harness = await start_engine(**CACHING | {"num_blocks": 16, "flags": flags, "num_slots": 2})
     await asyncio.gather(*(generate(harness, prompt, 40) for prompt in ([9] * 3, [11, 12])))
 
 
-async def test_salts_share_nothing(start_engine: StartEngine) -> None:
-    harness = await start_engine(**BLOCKS)
+async def test_owners_and_salts_share_nothing(start_engine: StartEngine) -> None:
+    harness = await start_engine(**CACHING)
     prompt = [8] * 9
-    assert await generate(harness, prompt, cache_salt="a") == 0
-    assert await generate(harness, prompt, cache_salt="b") == 0
-    assert await generate(harness, prompt) == 0
-    assert await generate(harness, prompt, cache_salt="a") == 8
-
-
-async def test_owners_share_nothing(start_engine: StartEngine) -> None:
-    harness = await start_engine(**BLOCKS)
-    prompt = [8] * 9
-    assert await generate(harness, prompt, owner="alice") == 0
-    for owner, salt in (("bob", ""), ("", ""), ("alic", "e"), ("alice", "a")):
-        assert await generate(harness, prompt, owner=owner, cache_salt=salt) == 0
-    assert await generate(harness, prompt, owner="alice") == 8
+    shares = [("alice", ""), ("bob", ""), ("", ""), ("alic", "e"), ("alice", "a"), ("", "a"), ("", "b")]
+    for cached in (0, 8):
+        for owner, salt in shares:
+            assert await generate(harness, prompt, owner=owner, cache_salt=salt) == cached
 
 
 @pytest.mark.parametrize("keep_kv", [False, True])
 async def test_new_weights_find_nothing_of_the_old_ones(
     start_engine: StartEngine, shards: dict[int, Path], keep_kv: bool
 ) -> None:
-    harness = await start_engine(**BLOCKS)
+    harness = await start_engine(**CACHING)
     prompt = [8] * 9
     await generate(harness, prompt)
     await (await swap(harness, shards, InFlightPolicy.WAIT, keep_kv=keep_kv))
@@ -140,7 +123,7 @@ async def test_new_weights_find_nothing_of_the_old_ones(
 async def test_a_sequence_that_runs_over_a_swap_leaves_nothing_to_later_ones(
     start_engine: StartEngine, shards: dict[int, Path]
 ) -> None:
-    harness = await start_engine(step_s=0.002, **BLOCKS)
+    harness = await start_engine(step_s=0.002, **CACHING)
     prompt = [8] * 9
     running = harness.submit(prompt, max_new_tokens=30)
     await wait_until(lambda: len(harness.ranks.steps) > 4)
@@ -152,7 +135,7 @@ async def test_a_sequence_that_runs_over_a_swap_leaves_nothing_to_later_ones(
 
 
 async def test_a_reset_of_the_prefix_cache_leaves_running_requests_alone(start_engine: StartEngine) -> None:
-    harness = await start_engine(step_s=0.001, **BLOCKS)
+    harness = await start_engine(step_s=0.001, **CACHING)
     await generate(harness, [8] * 9)
     running = harness.submit([7] * 9, max_new_tokens=30)
     await wait_until(lambda: harness.engine.scheduler.num_running == 1)
@@ -166,7 +149,7 @@ async def test_a_reset_of_the_prefix_cache_leaves_running_requests_alone(start_e
 async def test_blocks_of_a_row_with_invalid_numbers_are_zeroed_and_those_before_it_stay(
     start_engine: StartEngine,
 ) -> None:
-    harness = await start_engine(**BLOCKS)
+    harness = await start_engine(**CACHING)
     prompt = [8] * 9
     await generate(harness, prompt)
     harness.ranks.invalid_rows = (0,)
@@ -234,7 +217,7 @@ async def test_worked_examples_of_the_feature_guide(
     start_engine: StartEngine, num_tokens: int, num_cached: int, tag: str, num_computed: int
 ) -> None:
     grid = make_grid([512, 1024, 2048], [0, 512, 1024])
-    options = BLOCKS | {"executables": grid, "num_slots": 1, "num_blocks": 128, "block_tokens": 32}
+    options = CACHING | {"executables": grid, "num_slots": 1, "num_blocks": 128, "block_tokens": 32}
     harness = await start_engine(EngineConfig(chunks=ChunkLimits(2048)), **options)
     prompt = [5 + number % 91 for number in range(num_tokens)]
     if num_cached:

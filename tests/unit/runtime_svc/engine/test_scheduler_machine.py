@@ -16,10 +16,9 @@ from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.request import Finish, FinishReason, Request, Session
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
-from runtime_svc.engine.scheduler.policy import AlternatingSteps
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from tests.ranks.scheduling import (
-    make_async,
+    PromptParts,
     make_block_scheduler,
     make_parts_scheduler,
     make_request,
@@ -83,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.async_scheduling = make_async(scheduler) if isinstance(scheduler._policy, AlternatingSteps) else None
+        self.is_async = not isinstance(scheduler.policy, PromptParts)
         self.requests: list[Request] = []
         self.sessions = {name: Session("caller", name, 60.0, 0.0) for name in "abc"}
         self.plan: StepPlan | None = None
@@ -150,12 +149,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.plan is None or self.plan.executable.submodel == "token_generation":
             self.prompt_steps.clear()
             return
-        policy = self.scheduler._policy
+        policy = self.scheduler.policy
         num_tokens = [row.num_tokens for row in self.plan.rows]
         self.prompt_steps.append(sum(num_tokens))
-        if has_ready and isinstance(policy, AlternatingSteps):
-            assert max(num_tokens) <= policy.chunk_tokens
-            assert len(self.prompt_steps) == 1 or sum(self.prompt_steps) <= policy.chunk_tokens
+        if has_ready and not isinstance(policy, PromptParts):
+            assert max(num_tokens) <= policy.chunk_size.tokens
+            assert len(self.prompt_steps) == 1 or sum(self.prompt_steps) <= policy.chunk_size.tokens
             if len(self.prompt_steps) > 1:
                 assert all(row.samples for row in self.plan.rows), "a step that gives no token delays those who wait"
 
@@ -171,18 +170,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert row.num_tokens == 1
             assert row.start < plan.executable.bucket[-1]
             assert row.row < plan.executable.batch_size
-            policy = self.scheduler._policy
-            assert isinstance(policy, AlternatingSteps)
+            policy = self.scheduler.policy
             assert policy._buckets.packs_rows or row.placement.blocks == (row.row,)
         else:
             assert row.num_tokens <= plan.executable.bucket[0]
 
-    @precondition(lambda self: self.plan is not None and self.in_flight is None and self.async_scheduling is not None)
+    @precondition(lambda self: self.plan is not None and self.in_flight is None and self.is_async)
     @rule()
     def launch_behind(self) -> None:
         assert self.plan is not None
-        assert self.async_scheduling is not None
-        self.in_flight = self.async_scheduling.plan_behind(self.plan)
+        self.in_flight = self.scheduler.schedule_behind(self.plan)
 
     @precondition(lambda self: self.plan is not None)
     @rule(tokens=st.lists(st.lists(st.integers(5, 9), max_size=3), min_size=4, max_size=4))
@@ -192,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.in_flight is not None:
             # Every row of a step that another one depends on gives one token.
             tokens = [[*row, 5][:1] for row in tokens]
-        elif self.async_scheduling is not None:
+        elif self.is_async:
             # Its executables give one token a row, or none, and it makes room for no more.
             tokens = [row[:1] for row in tokens]
         expected = {}

@@ -8,24 +8,22 @@ from typing import Any
 
 import pytest
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS, PromptLengths
-from bundle.manifest import Serving
+from bundle.abi.inputs import COMPUTED_CONTEXT, PromptLengths
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.engine.errors import SessionBusy, SessionNotFound, TooManySessions
-from runtime_svc.engine.kv.kept_sequences import SessionKeeper, find_continuation
+from runtime_svc.engine.kv.kept_sequences import SessionKeeper
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import (
     FinishReason,
-    Request,
-    SamplingParams,
     Session,
     SessionLimits,
-    StopConditions,
-    Timeline,
 )
+from runtime_svc.errors import SessionBusy, SessionNotFound, TooManySessions
 from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.ranks.engines import (
+    BLOCKS,
+    CACHING,
+    FLAGS,
     NEW_BIAS,
     EngineHarness,
     StartEngine,
@@ -37,14 +35,13 @@ from tests.ranks.engines import (
     wait_until,
 )
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
+from tests.ranks.scheduling import make_request
 
-FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT, LIVE_ROWS)
-CACHING: dict[str, Any] = {"flags": FLAGS, "num_blocks": 64, "block_tokens": 4, "serving": Serving(prefix_caching=True)}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "slots": {"flags": FLAGS, "num_slots": 2},
     "slots, rows by slot": {"flags": (*DYNAMIC_FLAGS, COMPUTED_CONTEXT), "num_slots": 2},
-    "blocks": {"flags": FLAGS, "num_blocks": 32, "block_tokens": 4, "num_slots": 2},
-    "blocks, prefixes": {**CACHING, "num_blocks": 32, "num_slots": 2},
+    "blocks": BLOCKS | {"num_blocks": 32, "num_slots": 2},
+    "blocks, prefixes": CACHING | {"num_blocks": 32, "num_slots": 2},
 }
 PROMPT = list(range(10, 23))
 
@@ -145,8 +142,7 @@ async def test_what_a_cancelled_request_had_computed_is_continued(
     harness = await start_engine(**layout)
     stream = harness.submit(PROMPT, session="s", max_new_tokens=40)
     await wait_until(lambda: len(harness.ranks.steps) > num_tokens)
-    harness.ranks.gate.clear()
-    await wait_until(lambda: harness.ranks.is_running)
+    await harness.hold()
     [request] = harness.engine.scheduler.running or harness.engine.scheduler.waiting
     num_computed = request.num_computed_tokens
     generated = list(request.output_token_ids)
@@ -159,8 +155,8 @@ async def test_what_a_cancelled_request_had_computed_is_continued(
 
 
 async def test_ends_by_deadline_and_stop_string_keep_what_is_computed(start_engine: StartEngine) -> None:
-    harness = await start_engine(step_s=0.002, **LAYOUTS["slots"])
-    stream = harness.submit(PROMPT, session="s", deadline_s=0.03, max_new_tokens=45)
+    harness = await start_engine(step_s=0.02, **LAYOUTS["slots"])
+    stream = harness.submit(PROMPT, session="s", deadline_s=0.3, max_new_tokens=45)
     events = await collect(stream)
     assert finished_of(events).finish.reason is FinishReason.TIME
     generated = tokens_of(events)
@@ -254,12 +250,10 @@ async def test_new_weights_continue_no_session(
 async def test_sessions_outlive_ranks_without_what_they_held(start_engine: StartEngine, layout: dict[str, Any]) -> None:
     harness = await start_engine(**layout)
     await ask(harness, PROMPT)
-    harness.ranks.gate.clear()
     running = harness.submit(PROMPT, session="t")
-    await wait_until(lambda: harness.ranks.is_running)
-    harness.ranks.die()
+    await harness.hold()
+    await harness.lose_ranks()
     assert finished_of(await collect(running)).finish.reason is FinishReason.ERROR
-    await wait_until(lambda: harness.engine.scheduler.statistics.rank_restarts == 1)
     assert list_held(harness) == {"s": 0, "t": 0}
     assert await ask(harness, PROMPT) == 0
     assert await ask(harness, PROMPT, session="t") in {0, 12}
@@ -293,12 +287,6 @@ async def test_a_session_of_blocks_that_share_finds_the_longer_prefix(start_engi
     )
 
 
-def test_a_cache_that_overwrites_old_positions_continues_only_near_the_end() -> None:
-    assert find_continuation(100, 90) == 90
-    assert find_continuation(100, 90, rewind_limit=10) == 90
-    assert find_continuation(100, 89, rewind_limit=10) == 0
-
-
 class _Turns:
     """Requests of one session, computed in a slot one after the other."""
 
@@ -308,9 +296,7 @@ class _Turns:
 
     def take(self, tokens: list[int]) -> int:
         """Computes all but the newest token; returns how many of them the session held."""
-        request = Request("r", tuple(tokens[:-1]), SamplingParams(0.0, 0, 1.0, 0), StopConditions(9), Timeline(0.0))
-        request.session = self._session
-        request.output_token_ids = tokens[-1:]
+        request = make_request("r", tokens[:-1], session=self._session, output_token_ids=tokens[-1:])
         num_cached = self._kv.find_prefix(request)
         assert self._kv.reserve(request, request.num_tokens - num_cached, num_cached=num_cached)
         request.num_computed_tokens = request.num_tokens - 1

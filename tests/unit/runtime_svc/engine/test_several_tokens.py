@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,11 +13,10 @@ import pytest
 from execution.step import Step, StepResult
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import Event, Finished, GeneratedToken, TokenDelta
-from runtime_svc.engine.publisher import StepOutcome, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
-from runtime_svc.engine.streams import OutputStream
-from runtime_svc.text.output import SequenceText
+from runtime_svc.engine.streams import OutputStream, StepOutcome, StepOutput
+from runtime_svc.text.codec import SequenceText
 from tests.ranks.engines import (
     LetterTokenizer,
     StartEngine,
@@ -109,24 +109,6 @@ async def test_each_token_has_its_own_logprobs_and_logits() -> None:
     assert [token.logits for token in tokens] == logits
 
 
-async def test_a_stop_token_drops_the_tokens_behind() -> None:
-    table = Table(make_request("a", 3, stop=[B]))
-    table.run_step(StepOutcome([[A, B, C]]))
-    tokens, events = await table.finish()
-    assert [(token.token_id, token.text) for token in tokens] == [(A, "a"), (B, "")]
-    assert text_of(events) == "a"
-    assert finished_of(events).finish == Finish(FinishReason.STOP_TOKEN, stop_token_id=B)
-    assert finished_of(events).usage.generated_tokens == 2
-
-
-async def test_the_limit_drops_the_tokens_behind() -> None:
-    table = Table(make_request("a", 3, max_new_tokens=2))
-    table.run_step(StepOutcome([[A, B, C]]))
-    tokens, events = await table.finish()
-    assert [token.token_id for token in tokens] == [A, B]
-    assert finished_of(events).finish.reason is FinishReason.LENGTH
-
-
 @pytest.mark.parametrize("stop_token_ids", [(), (D,)])
 @pytest.mark.parametrize("given", [[A, B, C, D], [A, B, C]])
 async def test_a_stop_string_drops_the_tokens_behind(stop_token_ids: Sequence[int], given: list[int]) -> None:
@@ -177,18 +159,11 @@ class DraftingRanks(FakeRanks):
         return msgspec.structs.replace(result, tokens=rows)
 
 
-class DraftingLauncher(FakeLauncher):
-    async def launch(self) -> FakeRanks:
-        ranks = DraftingRanks(self.manifest, bias=self.bias)
-        self.launched.append(ranks)
-        return ranks
-
-
 @pytest.mark.parametrize("is_async", [False])
 async def test_streams_of_ranks_that_give_several_tokens_are_those_of_one_by_one(
     start_engine: StartEngine,
 ) -> None:
-    harness = await start_engine(make_launcher=DraftingLauncher, num_slots=3)
+    harness = await start_engine(make_launcher=partial(FakeLauncher, make_ranks=DraftingRanks), num_slots=3)
     prompts = [[5], [7, 8], [3, 4, 9, 1], [11] * 8, [40, 2]]
     streams = [harness.submit(prompt, max_new_tokens=30) for prompt in prompts]
     # At once, because the events of a reader that is late are joined.

@@ -8,13 +8,12 @@ import pytest
 
 from execution.errors import RankHung
 from runtime_svc.engine.operations import InFlightPolicy
-from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
-from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.engine.suspects import EXPIRY_S, MAX_SUSPECTS, SuspectPrompts
-from runtime_svc.quarantine_errors import PromptQuarantined
+from runtime_svc.errors import PromptQuarantined
 from tests.ranks.engines import NEW_BIAS, EngineHarness, StartEngine, collect, finished_of, swap, tokens_of, wait_until
 from tests.ranks.fakes import expected_tokens
+from tests.ranks.scheduling import make_request
 
 GUILTY, INNOCENT, OTHER = [5], [6], [7]
 #: Slow enough for a look between two steps.
@@ -23,13 +22,10 @@ STEP_S = 0.002
 
 async def lose_ranks(harness: EngineHarness, *prompts: list[int]) -> list[OutputStream]:
     """Loses the ranks while they compute the next token of all these prompts in one step."""
-    before = harness.ranks
     streams = [harness.submit(prompt) for prompt in prompts]
     await wait_until(lambda: all(len(stream._events) > 2 for stream in streams))
-    before.gate.clear()
-    await wait_until(lambda: before.is_running)
-    before.die()
-    await wait_until(lambda: harness.ranks is not before and harness.engine.state is EngineState.READY)
+    await harness.hold()
+    await harness.lose_ranks()
     return streams
 
 
@@ -111,9 +107,7 @@ async def test_ranks_that_are_lost_between_steps_accuse_no_one(start_engine: Sta
     harness = await start_engine(step_s=STEP_S)
     await generate(harness, GUILTY)
     for _ in range(3):
-        before = harness.ranks
-        before.die()
-        await wait_until(lambda lost=before: harness.ranks is not lost and harness.engine.state is EngineState.READY)
+        await harness.lose_ranks()
     assert not harness.engine.requests.suspects.entries
     await generate(harness, GUILTY)
 
@@ -128,25 +122,22 @@ async def test_other_weights_are_another_computation(start_engine: StartEngine, 
     )
 
 
-def request(token: int) -> Request:
-    return Request("r", (token,), SamplingParams(0.0, 0, 1.0, 0), StopConditions(9), Timeline(0.0))
-
-
 def test_suspicion_expires() -> None:
     suspects = SuspectPrompts()
     for _ in range(2):
-        suspects.note_loss([request(5)], 0.0)
+        suspects.note_loss([make_request("r", [5])], 0.0)
     with pytest.raises(PromptQuarantined):
-        suspects.admit(request(5), EXPIRY_S - 1)
-    suspects.admit(request(5), EXPIRY_S)
-    suspects.note_loss([request(5)], EXPIRY_S)
-    suspects.admit(request(5), EXPIRY_S)
+        suspects.admit(make_request("r", [5]), EXPIRY_S - 1)
+    suspects.admit(make_request("r", [5]), EXPIRY_S)
+    suspects.note_loss([make_request("r", [5])], EXPIRY_S)
+    suspects.admit(make_request("r", [5]), EXPIRY_S)
 
 
 def test_the_memory_of_suspects_is_bounded() -> None:
     suspects = SuspectPrompts()
     for token in range(MAX_SUSPECTS + 10):
-        suspects.note_loss([request(token)], 0.0)
+        suspects.note_loss([make_request("r", [token])], 0.0)
     assert len(suspects.entries) == MAX_SUSPECTS
     assert all(len(digest) == 32 for digest in suspects.entries)
-    assert SuspectPrompts()._digest(request(5)) != suspects._digest(request(5)), "digests are keyed"
+    prompt = make_request("r", [5])
+    assert SuspectPrompts()._digest(prompt) != suspects._digest(prompt), "digests are keyed"

@@ -9,8 +9,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from execution.text.prompt import TextPrompt, TokenPrompt
-from runtime_svc.admission import check_call
-from runtime_svc.capabilities import Capabilities
+from runtime_svc.admission.calls import check_call
+from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.vllm_engine.messages import NEUTRAL, SERVED, call_from_pb, check_served, rename_fields
 from tests.bundles.manifests import make_manifest
@@ -100,17 +100,8 @@ def test_defaults_of_proto3_are_unset() -> None:
 
 
 def test_values_arrive() -> None:
-    params = pb.SamplingParams(
-        temperature=0.0,
-        top_p=1.0,
-        top_k=4,
-        seed=7,
-        max_tokens=3,
-        stop=["."],
-        stop_token_ids=[9],
-        ignore_eos=True,
-        logprobs=0,
-    )
+    sampling, stop = {"temperature": 0.0, "top_p": 1.0, "top_k": 4, "seed": 7}, {"stop": ["."], "stop_token_ids": [9]}
+    params = pb.SamplingParams(**sampling, **stop, max_tokens=3, ignore_eos=True, logprobs=0)
     call = call_from_pb(pb.GenerateRequest(text="a cat", sampling_params=params), request_id="r")
     assert call.prompt == TextPrompt("a cat")
     assert (call.temperature, call.top_p, call.top_k, call.seed) == (0.0, 1.0, 4, 7)
@@ -124,15 +115,8 @@ def test_a_negative_seed_is_one_of_64_bits() -> None:
 
 
 def test_admissions_errors_get_the_names_of_this_api() -> None:
-    params = pb.SamplingParams(
-        temperature=-1,
-        top_p=2,
-        top_k=1000,
-        max_tokens=0,
-        stop=["", "x"],
-        stop_token_ids=[10**6],
-        logprobs=-1,
-    )
+    sampling, stop = {"temperature": -1, "top_p": 2, "top_k": 1000}, {"stop": ["", "x"], "stop_token_ids": [10**6]}
+    params = pb.SamplingParams(**sampling, **stop, max_tokens=0, logprobs=-1)
     request = pb.GenerateRequest(tokenized=pb.TokenizedInput(input_ids=[5, 10**6]), sampling_params=params)
     with pytest.raises(RequestInvalid) as caught:
         check_call(call_from_pb(request, request_id="r"), Capabilities.from_manifest(make_manifest()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from kiln_client.stack.home import StackRecord
 
 from tests.servers import responses as samples
 from tests.servers.scripted_server import ScriptedServer
-from tests.service.clients.conftest import Outcome
 
-Kiln = Callable[..., Outcome]
 GIB = 1 << 30
 OTHER_DIGEST = "sha256:" + "cd" * 32
 

@@ -11,10 +11,10 @@ from kiln.runtime.v1 import runtime_pb2
 from tests.servers import responses as samples
 from tests.servers.scripted_server import ScriptedServer, refusal
 from tests.service.clients.cli.run.scripted_models import (
-    Kiln,
     asked,
     deployment,
 )
+from tests.service.clients.conftest import Kiln
 
 
 def test_a_chat_remembers(services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]) -> None:

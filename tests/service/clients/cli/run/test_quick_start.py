@@ -16,10 +16,10 @@ from tests.servers.scripted_server import ScriptedServer, refusal
 from tests.service.clients.cli.run.scripted_models import (
     GIB,
     OTHER_DIGEST,
-    Kiln,
     asked,
     deployment,
 )
+from tests.service.clients.conftest import Kiln
 
 
 def script_uncompiled(server: ScriptedServer) -> None:

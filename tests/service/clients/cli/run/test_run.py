@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ from tests.servers.scripted_server import ScriptedServer, refusal
 from tests.service.clients.cli.run.scripted_models import (
     GIB,
     OTHER_DIGEST,
-    Kiln,
     asked,
     compiled,
     deployment,
     record,
     script_deployments,
 )
+from tests.service.clients.conftest import Kiln
+
+LONG = ("--override", "neuron_config.seq_len=2048")
 
 
 def test_compiles_loads_and_answers(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
@@ -53,12 +56,7 @@ def test_json(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
 
 @pytest.mark.parametrize(("fitting", "seq_len"), [(1 << 20, 4096), (2048, 2048), (1023, 896), (64, 64)])
 def test_the_sequence_length_is_what_fits(
-    services: ScriptedServer,
-    kiln: Kiln,
-    tiny: Path,
-    *,
-    fitting: int,
-    seq_len: int,
+    services: ScriptedServer, kiln: Kiln, tiny: Path, *, fitting: int, seq_len: int
 ) -> None:
     services.script("PlanCompile", samples.plan(largest=compiler_pb2.LargestSizes(seq_len=fitting)))
     assert kiln("run", "tiny", "Hello").exit_code == 0
@@ -86,14 +84,19 @@ def test_a_person_overrides_what_is_derived(services: ScriptedServer, kiln: Kiln
     assert services.requests["PlanCompile"] == []
 
 
+def test_quantize_is_short_for_three_attributes(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
+    words = (*LONG, "--quantize", "f8e4m3", "--override", "neuron_config.quantization_type=per_tensor_symmetric")
+    assert kiln("run", "tiny", "Hello", *words).exit_code == 0
+    neuron = compiled(services)["neuron_config"]
+    assert (neuron["quantized"], neuron["quantization_dtype"]) == (True, "f8e4m3")
+    assert neuron["quantization_type"] == "per_tensor_symmetric", "what is said last"
+
+
 @pytest.mark.parametrize(
     ("words", "prompts"),
     [
-        (
-            ("--override", "neuron_config.seq_len=2048", "--override", "neuron_config.padding_side=left"),
-            [128, 512, 2048],
-        ),
-        (("--override", "neuron_config.seq_len=2048", "-O", "0"), [128, 2048]),
+        ((*LONG, "--override", "neuron_config.padding_side=left"), [128, 512, 2048]),
+        ((*LONG, "-O", "0"), [128, 2048]),
         (("-O", "0"), [128, 1024]),
     ],
 )
@@ -219,14 +222,21 @@ def test_a_text_without_chat_template_is_completed(services: ScriptedServer, kil
     assert services.requests["Generate"][0].text == "Hello"
 
 
-def test_ps_shows_what_runs(services: ScriptedServer, kiln: Kiln, home: Path) -> None:
-    script_deployments(services, deployment())
-    shown = kiln("ps").out
-    assert services.address in shown
-    assert "tiny:v3" in shown
-    last = kiln("ps", "--json").last
-    assert (last["services"]["home"], last["services"]["runtime"]) == (str(home), services.address)
+def test_ps_shows_what_runs_and_asks_with_the_token_of_the_home(
+    server: ScriptedServer, kiln: Kiln, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KILN_TOKEN", raising=False)
+    script_deployments(server, deployment())
+    token = home / "token"
+    token.write_text("t0\n")
+    with announced(home, replace(record(server, home, is_detached=True), token_path=token)):
+        shown = kiln("ps").out
+        last = kiln("ps", "--json").last
+    assert [text for text in (server.address, "tiny:v3", str(token)) if text not in shown] == []
+    services = last["services"]
+    assert (services["home"], services["runtime"], services["token_path"]) == (str(home), server.address, str(token))
     assert [one["id"] for one in last["deployments"]] == ["tiny"]
+    assert [one["authorization"] for one in server.metadata["ListDeployments"]] == ["Bearer t0"] * 2
 
 
 def test_without_services(kiln: Kiln, home: Path) -> None:

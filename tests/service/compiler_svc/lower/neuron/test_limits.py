@@ -23,7 +23,7 @@ from compiler_svc.lower.errors import (
     NeuronMemoryExceeded,
     NeuronTraceFailed,
 )
-from compiler_svc.lower.job import LoweredExecutable, LoweringJob, read_outcome, write_job
+from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.neuron.request import read_answer
 from compiler_svc.lower.pool import LoweringPool, make_forkserver
 from execution.forkserver.client import ForkserverClient
@@ -81,12 +81,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def stage_one(tiny: TinyModel, tmp_path: Path) -> Stage:
-    def stage_job(name: str = "job", **changes: str) -> LoweringJob:
-        job = stage(tiny, tmp_path / name, **changes)
-        write_job(job)
-        return job
-
-    return stage_job
+    return lambda name="job", **changes: stage(tiny, tmp_path / name, **changes)
 
 
 @pytest.fixture
@@ -112,11 +107,10 @@ async def start(pool: LoweringPool, job: LoweringJob, order: Order, *, leads_ses
     return lowering, running
 
 
-async def check_end(job: LoweringJob, running: Running, pool: LoweringPool, order: Order, stage_one: Stage) -> None:
-    """Checks that nothing runs, nothing half-made counts, and that the next lowering makes an executable."""
+async def check_end(running: Running, pool: LoweringPool, order: Order, stage_one: Stage) -> None:
+    """Checks that nothing runs, and that the next lowering makes an executable."""
     _, alive = await asyncio.to_thread(psutil.wait_procs, running[:3], HANG_S)
     assert alive == []
-    assert not isinstance(read_outcome(job), LoweredExecutable)
     order()
     (executable,) = await pool.lower([stage_one("next")])
     assert read_neff(executable.path, executable.tag).lnc == 2
@@ -133,8 +127,8 @@ async def test_cancelling(stage_one: Stage, pool: LoweringPool, order: Order, *,
     lowering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await lowering
-    assert (read_answer(job.directory), read_outcome(job)) == (None, None)
-    await check_end(job, running, pool, order, stage_one)
+    assert read_answer(job.directory) is None
+    await check_end(running, pool, order, stage_one)
 
 
 @pytest.mark.slow
@@ -147,8 +141,8 @@ async def test_the_time_limit(
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + TIMEOUT_S)
     with pytest.raises(LoweringTimedOut, match=f"lowering of {job.tag} took longer than 300 s"):
         await lowering
-    assert (read_answer(job.directory), read_outcome(job)) == (None, None)
-    await check_end(job, running, pool, order, stage_one)
+    assert read_answer(job.directory) is None
+    await check_end(running, pool, order, stage_one)
 
 
 @pytest.mark.slow
@@ -163,20 +157,13 @@ async def test_the_time_limit(
     ],
 )
 async def test_a_process_that_is_killed_takes_the_others_along(
-    stage_one: Stage,
-    pool: LoweringPool,
-    order: Order,
-    *,
-    victim: str,
-    kind: type[KilnError],
-    message: str,
-    leads_session: bool,
+    stage_one: Stage, pool: LoweringPool, order: Order, *, victim: str, kind: type, message: str, leads_session: bool
 ) -> None:
-    lowering, running = await start(pool, job := stage_one(), order, leads_session=leads_session)
+    lowering, running = await start(pool, stage_one(), order, leads_session=leads_session)
     getattr(running, victim).kill()
     with pytest.raises(kind, match=message):
         await lowering
-    await check_end(job, running, pool, order, stage_one)
+    await check_end(running, pool, order, stage_one)
 
 
 class TestMemory:
@@ -189,39 +176,27 @@ class TestMemory:
         assert failed.value.metadata == {"tag": "token_generation_32", "limit_bytes": str(LIMIT_BYTES)}
 
     @pytest.mark.slow
-    async def test_that_only_the_log_of_neuronx_cc_tells_of(
-        self, stage_one: Stage, pool: LoweringPool, order: Order
-    ) -> None:
-        order(error="exit code 70", log="terminate called after throwing an instance of 'std::bad_alloc'")
-        with pytest.raises(LoweringMemoryExceeded):
-            await pool.lower([stage_one()])
-
-    @pytest.mark.slow
-    async def test_of_the_tracer(self, stage_one: Stage, pool: LoweringPool) -> None:
-        with pytest.raises(LoweringMemoryExceeded):
-            await pool.lower([stage_one(make_module="tests.neuron.refused_modules:make_hungry")])
+    @pytest.mark.parametrize(
+        ("module", "kind"), [("make_hungry", LoweringMemoryExceeded), ("make_unused", NeuronTraceFailed)]
+    )
+    async def test_of_the_tracer(self, stage_one: Stage, pool: LoweringPool, module: str, kind: type) -> None:
+        with pytest.raises(kind):
+            await pool.lower([stage_one(make_module=f"tests.neuron.refused_modules:{module}")])
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("changes", "given", "kind"),
+        ("log", "kind"),
         [
-            ({}, {"error": "exit code 70", "log": "NCC_EOOM002: out of memory"}, NeuronMemoryExceeded),
-            ({}, {"error": "exit code 70", "log": "NCC_EVRF001: not supported; out of memory"}, NeuronCompilerFailed),
-            ({}, {"error": "exit code 70", "log": "no reason"}, NeuronCompilerFailed),
-            ({"make_module": "tests.neuron.refused_modules:make_unused"}, {}, NeuronTraceFailed),
+            ("terminate called after throwing an instance of 'std::bad_alloc'", LoweringMemoryExceeded),
+            ("NCC_EOOM002: out of memory", NeuronMemoryExceeded),
+            ("NCC_EVRF001: not supported; out of memory", NeuronCompilerFailed),
+            ("no reason", NeuronCompilerFailed),
         ],
     )
-    async def test_what_is_not_the_limit_keeps_its_name(
-        self,
-        stage_one: Stage,
-        pool: LoweringPool,
-        order: Order,
-        *,
-        changes: dict[str, str],
-        given: dict[str, str],
-        kind: type[KilnError],
+    async def test_that_the_log_of_neuronx_cc_tells_of(
+        self, stage_one: Stage, pool: LoweringPool, order: Order, log: str, kind: type
     ) -> None:
-        order(**given)
+        order(error="exit code 70", log=log)
         with pytest.raises(KilnError) as failed:
-            await pool.lower([stage_one(**changes)])
+            await pool.lower([stage_one()])
         assert type(failed.value) is kind

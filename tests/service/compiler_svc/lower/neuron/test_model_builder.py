@@ -53,6 +53,11 @@ OPTIONS: Final = CompilerOptions(
 SUBMODELS: Final = [("context_encoding", 16), ("token_generation", 32)]
 
 
+Compile = Callable[[LoweringJob], NeuronExecutable]
+Stage = Callable[..., LoweringJob]
+Order = Callable[..., object]
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), GEOMETRIES["gqa-llama3-tied"])
@@ -66,15 +71,12 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def neuronx_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def neuronx_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     """Says how the compiler's next run ends."""
     path = tmp_path / "neuronx_cc.json"
     monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(path))
 
-    def order(**orders: str) -> None:
-        path.write_text(json.dumps(orders))
-
-    return order
+    return lambda **orders: path.write_text(json.dumps(orders))
 
 
 def write(tiny: TinyModel, spec: GraphSpec, submodel: ExecutableSpec) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def stage(
 
 
 @pytest.fixture
-def compile_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoweringJob], NeuronExecutable]:
+def compile_here(monkeypatch: pytest.MonkeyPatch) -> Compile:
     """Runs the front end in this process."""
     monkeypatch.syspath_prepend(SITE)
 
@@ -123,10 +125,6 @@ def compile_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoweringJob], Neu
         return compile_submodel(make_request(job))
 
     return run
-
-
-Compile = Callable[[LoweringJob], NeuronExecutable]
-Stage = Callable[..., LoweringJob]
 
 
 @pytest.fixture
@@ -233,7 +231,7 @@ class TestWhatUpstreamRefuses:
     @pytest.mark.parametrize(
         ("module", "cause", "advice"),
         [
-            ("make_unused", "parameter not found in lowering context", "an input or buffer is not used"),
+            ("make_unused", "RuntimeError: HLO |caused by ValueError: |not found in lowering context", "is not used"),
             ("make_in_place", "parameter not found in lowering context", "an operation writes one in place"),
             ("make_variadic", "NotImplementedError", "names each of its inputs"),
             ("make_default", "ValueError", "no default but None"),
@@ -244,13 +242,8 @@ class TestWhatUpstreamRefuses:
         with pytest.raises(NeuronTraceFailed) as failed:
             compile_here(job)
         assert failed.value.metadata["tag"] == "token_generation_32"
-        assert cause in str(failed.value)
+        assert all(part in str(failed.value) for part in cause.split("|"))
         assert advice in str(failed.value)
-
-    def test_a_wrapped_error_keeps_its_cause(self, stage_one: Stage, compile_here: Compile) -> None:
-        job = stage_one(make_module="tests.neuron.refused_modules:make_unused")
-        with pytest.raises(NeuronTraceFailed, match=r"RuntimeError: HLO .*; caused by ValueError: "):
-            compile_here(job)
 
     @pytest.mark.parametrize(
         ("module", "finding"),
@@ -263,12 +256,7 @@ class TestWhatUpstreamRefuses:
         ],
     )
     def test_graphs(
-        self,
-        stage_one: Stage,
-        compile_here: Compile,
-        neuronx_cc: Callable[..., None],
-        module: str,
-        finding: str,
+        self, stage_one: Stage, compile_here: Compile, neuronx_cc: Order, module: str, finding: str
     ) -> None:
         neuronx_cc(error="it was called")
         job = stage_one(make_module=f"tests.neuron.refused_modules:{module}")
@@ -302,10 +290,10 @@ class TestWhatUpstreamRefuses:
         self,
         stage_one: Stage,
         compile_here: Compile,
-        neuronx_cc: Callable[..., None],
+        neuronx_cc: Order,
         *,
         orders: dict[str, str],
-        kind: type[NeuronCompilerFailed],
+        kind: type,
         codes: str,
     ) -> None:
         neuronx_cc(**orders)
@@ -317,9 +305,7 @@ class TestWhatUpstreamRefuses:
         assert orders.get("log", "") in str(failed.value), "the tail of the compiler's log"
         assert str(Path.cwd()) not in str(failed.value), "no client sees the host's directories"
 
-    def test_only_the_end_of_a_long_log(
-        self, stage_one: Stage, compile_here: Compile, neuronx_cc: Callable[..., None]
-    ) -> None:
+    def test_only_the_end_of_a_long_log(self, stage_one: Stage, compile_here: Compile, neuronx_cc: Order) -> None:
         neuronx_cc(error="exit code 70", log="\n".join(f"line {number} {'x' * 200}" for number in range(500)))
         with pytest.raises(NeuronCompilerFailed) as failed:
             compile_here(stage_one())
@@ -329,13 +315,6 @@ class TestWhatUpstreamRefuses:
 
 
 class TestTheInterpreter:
-    def test_without_neurons_packages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(NEURON_PYTHON.variable, str(make_interpreter(tmp_path, {"torch-neuronx": "2.9"})))
-        with pytest.raises(NeuronToolchainMissing) as missing:
-            NEURON_PYTHON.read_versions()
-        assert "torch-xla, neuronx-distributed, neuronx-cc, libneuronxla" in str(missing.value)
-        assert "kiln-neuron-lowering" in str(missing.value)
-
     @pytest.mark.parametrize("path", ["/nowhere/python", "/bin/false"])
     def test_that_does_not_start(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         monkeypatch.setenv(NEURON_PYTHON.variable, path)
@@ -370,8 +349,3 @@ class TestTheInterpreter:
         job = stage_one(make_module="tests.neuron.refused_modules:make_nothing")
         with pytest.raises(CalledProcessError):
             lower_submodel(job)
-
-    def test_it_has_this_process_for_a_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv(NEURON_PYTHON.variable, raising=False)
-        with pytest.raises(NeuronToolchainMissing, match="torch-neuronx"):
-            NEURON_PYTHON.read_versions()

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
 
 from compiler_svc.config.attribute import Attribute, ConfigTable
-from compiler_svc.config.domains import (
-    AscendingLengths,
-    Choice,
-    ClassPath,
-    Flag,
-    Integer,
-    Limit,
-    Number,
-    Paths,
-    Table,
-    Text,
-    TextList,
-    TextMap,
-)
+from compiler_svc.config.domains import ASCENDING_LENGTHS, CLASS, FLAG, LIMIT, PATHS, TEXT, TEXT_MAP, TEXTS, Domain
 from compiler_svc.config.tables import INFERENCE_CONFIG, TABLES
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,7}", fullmatch=True)
@@ -39,24 +25,29 @@ MODEL_ATTRIBUTES = st.fixed_dictionaries(
 )
 
 
-def _draw_numbers(domain: Number) -> st.SearchStrategy[float]:
-    return st.floats(max(domain.smallest, -1e6), min(domain.largest, 1e6), exclude_min=domain.positive) | st.just(1)
-
-
-#: Values of a domain, as a document has them, by its class.
-_VALUES: dict[type[Any], Callable[[Any], st.SearchStrategy[Any]]] = {
-    Integer: lambda domain: st.integers(domain.smallest, min(domain.largest, 4096)),
-    Number: _draw_numbers,
-    Limit: lambda _: st.floats(-1e6, 1e6) | st.sampled_from([float("inf"), float("-inf"), "Infinity"]),
-    Flag: lambda _: st.booleans(),
-    Choice: lambda domain: st.sampled_from([*domain.words, *(domain.prefix + word for word in domain.words)]),
-    AscendingLengths: lambda _: st.sets(st.integers(1, 4096), max_size=4).map(sorted),
-    TextList: lambda _: st.lists(NAMES, max_size=3),
-    TextMap: lambda _: st.dictionaries(NAMES, NAMES, max_size=3),
-    Paths: lambda _: st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3),
-    ClassPath: lambda _: NAMES | st.builds("{}.{}.{}".format, NAMES, NAMES, NAMES),
-    Text: lambda _: st.text(min_size=1, max_size=8) | st.just("module.Class"),
+#: Values of a domain without limits and words, as a document has them.
+_VALUES: dict[Domain, st.SearchStrategy[Any]] = {
+    LIMIT: st.floats(-1e6, 1e6) | st.sampled_from([float("inf"), float("-inf"), "Infinity"]),
+    FLAG: st.booleans(),
+    ASCENDING_LENGTHS: st.sets(st.integers(1, 4096), max_size=4).map(sorted),
+    TEXTS: st.lists(NAMES, max_size=3),
+    TEXT_MAP: st.dictionaries(NAMES, NAMES, max_size=3),
+    PATHS: st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3),
+    CLASS: NAMES | st.builds("{}.{}.{}".format, NAMES, NAMES, NAMES),
+    TEXT: st.text(min_size=1, max_size=8) | st.just("module.Class"),
 }
+_PREFIXES = ("", "torch.", "BlockShardStrategy.")
+
+
+def _draw_value(domain: Domain) -> st.SearchStrategy[Any]:
+    if domain.words:
+        return st.sampled_from([prefix + word for prefix in _PREFIXES for word in domain.words]).filter(domain.accepts)
+    if domain.limits is None:
+        return _VALUES[domain]
+    smallest, largest = domain.limits
+    if isinstance(smallest, int):
+        return st.integers(smallest, min(int(largest), 4096))
+    return st.floats(max(smallest, -1e6), min(largest, 1e6)).filter(domain.accepts) | st.just(1)
 
 
 def draw_table(table: ConfigTable, *, nested: bool = True) -> st.SearchStrategy[dict[str, Any]]:
@@ -73,10 +64,10 @@ def draw_document() -> st.SearchStrategy[dict[str, Any]]:
 
 def _draw_attribute(row: Attribute, *, nested: bool) -> st.SearchStrategy[Any]:
     domain = row.domain
-    if not isinstance(domain, Table):
-        return _VALUES[type(domain)](domain)
-    if domain.of != INFERENCE_CONFIG.class_name:
-        table = TABLES[domain.of]
+    if not domain.table:
+        return _draw_value(domain)
+    if domain.table != INFERENCE_CONFIG.class_name:
+        table = TABLES[domain.table]
         return st.deferred(lambda: draw_table(table, nested=nested))
     # A draft model has no draft model of its own.
     neuron_config = draw_table(TABLES["NeuronConfig"], nested=False)

@@ -28,15 +28,10 @@ def resolve(document: dict[str, Any], target: Any = "trn2") -> Resolution:
 @pytest.mark.parametrize("target", ["trn2", "cpu"])
 def test_a_saved_file_reads_and_every_name_is_known(path: Path, target: str) -> None:
     resolution = resolve(read(path), target)
-    config = resolution.config.neuron_config
-    assert (config.tp_degree, config.seq_len, config.max_context_length, config.max_new_tokens) == (
-        32,
-        2048,
-        1024,
-        1024,
-    )
+    config: Any = resolution.config.neuron_config
+    assert (config.tp_degree, config.seq_len) == (32, 2048)
+    assert (config.max_context_length, config.max_new_tokens) == (1024, 1024)
     assert (config.fused_qkv, config.sequence_parallel_enabled, config.enable_bucketing) == (True, True, True)
-    assert config.on_device_sampling_config is not None
     assert config.on_device_sampling_config.global_topk == 256
     assert resolution.config.model_attributes["vocab_size"] == 128256
     assert not any(NAMES in warning for warning in resolution.warnings)
@@ -79,31 +74,14 @@ def test_names_of_a_draft_model_are_noted_likewise() -> None:
     assert noted == ["fused_spec_config.draft_config.neuron_config", "fused_spec_config"]
 
 
-def test_the_same_name_is_a_mistake_in_a_document_that_was_not_saved() -> None:
-    found = mistakes_in_document({"neuron_config": {"later_order": None, "seq_len": 256}}, "trn2")
-    assert found.keys() == {"neuron_config.later_order"}
-
-
-HINTS: Final = {
-    "aws_llama_70b_card_1": {
-        "k_cache_transposed",
-        "attn_block_tkg_nki_kernel_enabled",
-        "attn_block_tkg_nki_kernel_cache_update",
-    },
-    "aws_llama_70b_fp8": {
-        "k_cache_transposed",
-        "attn_block_tkg_nki_kernel_enabled",
-        "attn_block_tkg_nki_kernel_cache_update",
-    },
-    "aws_llama_70b_prefix_caching": set(),
-}
+HINTS: Final = {"k_cache_transposed", "attn_block_tkg_nki_kernel_enabled", "attn_block_tkg_nki_kernel_cache_update"}
 
 
 @pytest.mark.parametrize("path", AWS, ids=lambda path: path.stem)
 def test_kernels_and_layouts_of_the_tutorials_are_hints(path: Path) -> None:
     resolution = resolve(read(path))
     undocumented = {hint.field.rpartition(".")[2] for hint in resolution.hints if "on which no size" in hint.reason}
-    assert undocumented == HINTS[path.stem]
+    assert undocumented == (set() if "prefix_caching" in path.stem else HINTS)
     assert resolution.config.neuron_config.tp_degree == 64
 
 

@@ -65,7 +65,7 @@ def _find(written: dict[str, Any], table: ConfigTable) -> dict[str, Any]:
     if table is NEURON_CONFIG:
         return inside
     owner = INFERENCE_CONFIG if table.class_name == "FusedSpecNeuronConfig" else NEURON_CONFIG
-    name = next(row.name for row in owner.attributes if getattr(row.domain, "of", "") == table.class_name)
+    name = next(row.name for row in owner.attributes if row.domain.table == table.class_name)
     found: dict[str, Any] = inside[name]
     return found
 

@@ -74,11 +74,7 @@ def test_submodels_that_read_the_cache(submodel: SubmodelName) -> None:
         ({"max_context_length": 32768, "scratchpad_page_size": 256}, ["--hbm-scratchpad-page-size=256"], []),
         ({"optimization_level": 2}, ["-O2"], ["-O1"]),
         ({"target": "trn3"}, ["--target=trn3"], ["--target=trn2"]),
-        (
-            {"compiler_version": "2.27.5334.0"},
-            ["--native-int64=disabled", "--implicit-integer-downcast=none"],
-            [],
-        ),
+        ({"compiler_version": "2.27.5334.0"}, ["--native-int64=disabled", "--implicit-integer-downcast=none"], []),
         (
             {"cc_pipeline_tiling_factor": 8},
             [f"--tensorizer-options={TILED.format(8)}"],

@@ -1,0 +1,66 @@
+"""How linear layers may keep their matrices, if not in the dtype of the shard: as items and scales, a format a row.
+
+A quantized matrix [outputs, inputs] is its items times its scales. Scales are float32: one for each output, or one for
+the matrix; or two for each group of inputs, a factor of the items and what is added to their products. Divisors, bounds
+and least scales are those of NxD's observers, with one exception: NxD knows no least scale for float8 with one scale,
+and so makes NaN of a matrix of zeros. NxD has no groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bundle.abi.tensor import DType
+
+#: Smallest and largest value of an item. Neuron's float8_e4m3 has exponents for infinity that torch's has not.
+_BOUNDS: Final[Mapping[DType, tuple[float, float]]] = {
+    "int8": (-128, 127),
+    "float8_e4m3fn": (-240, 240),
+    "float8_e5m2": (-57344, 57344),
+    "uint8": (0, 15),
+}
+_TINY: Final = 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """One format.
+
+    Attributes:
+        item: Dtype of the items.
+        is_per_channel: Whether each output has a scale, by its own largest magnitude; otherwise the matrix has one.
+        divisor: The scale is the largest magnitude divided by this, but at least `least_scale`. Of a group it is the
+            difference of the largest and the smallest weight.
+        group: Inputs that share a factor and an offset; 0 if there are no groups. Two items of a group are in a byte:
+            of 32 neighbours in 16 bytes, the low bits have the first 16.
+    """
+
+    item: DType
+    is_per_channel: bool
+    divisor: float
+    least_scale: float
+    group: int = 0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Smallest and largest value of an item."""
+        return _BOUNDS[self.item]
+
+
+#: Sizes of groups, the best first.
+GROUPS: Final = (128, 64, 32)
+#: By the name that descriptions give them.
+FORMATS: Final[Mapping[str, WeightFormat]] = {
+    "int8_per_tensor": WeightFormat("int8", is_per_channel=False, divisor=127.5, least_scale=_TINY),
+    "int8_per_channel": WeightFormat("int8", is_per_channel=True, divisor=127, least_scale=_TINY),
+    "f8e4m3_per_tensor": WeightFormat("float8_e4m3fn", is_per_channel=False, divisor=240, least_scale=_TINY),
+    "f8e4m3_per_channel": WeightFormat("float8_e4m3fn", is_per_channel=True, divisor=240, least_scale=1e-5),
+    "f8e5m2_per_tensor": WeightFormat("float8_e5m2", is_per_channel=False, divisor=57344, least_scale=_TINY),
+    "f8e5m2_per_channel": WeightFormat("float8_e5m2", is_per_channel=True, divisor=57344, least_scale=1e-5),
+    **{
+        f"int4_by_{group}": WeightFormat("uint8", is_per_channel=True, divisor=15, least_scale=_TINY, group=group)
+        for group in GROUPS
+    },
+}

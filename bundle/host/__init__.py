@@ -1,0 +1,1 @@
+"""What processes and files of a host may do, whatever a bundle is."""

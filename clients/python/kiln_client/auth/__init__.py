@@ -1,1 +1,0 @@
-"""Bearer tokens of clients: where they are found, and how calls carry them."""

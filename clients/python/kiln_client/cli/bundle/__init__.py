@@ -1,0 +1,1 @@
+"""Commands about bundles: `kiln bundles …` and `kiln config …`."""

@@ -1,0 +1,1 @@
+"""Commands that ask the compiler: `kiln compile`, `kiln shard-weights`, `kiln plan` and `kiln operations …`."""

@@ -1,0 +1,1 @@
+"""Commands that ask the runtime, for deployments and for tokens."""

@@ -1,0 +1,109 @@
+"""The command `kiln serve`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+from kiln.runtime.v1.runtime_pb2 import Deployment
+from rich.text import Text
+
+from kiln_client.cli.local.lookup import Checkpoint, deployment_name
+from kiln_client.cli.local.options import ADDRESSES, MEMORY, ModelChoice, model_options
+from kiln_client.cli.local.preparation import Preparation, find_here
+from kiln_client.cli.output import Output
+from kiln_client.cli.progress import ProgressView
+from kiln_client.cli.records import record_from_message
+from kiln_client.cli.session import Session, add_options, local_command
+from kiln_client.stack.gateway import GATEWAY, GatewayConfig, require_gateway, running_gateway
+from kiln_client.stack.home import read_record
+from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
+
+_BATCH_SIZE = 4
+
+
+@click.command("serve")
+@click.argument("model")
+@add_options(ADDRESSES)
+@click.option(
+    "--openai",
+    "openai_address",
+    metavar="HOST:PORT",
+    envvar="KILN_OPENAI",
+    show_envvar=True,
+    help="Address at which a gateway, SMG, serves the APIs of OpenAI and Anthropic; port 0 takes a free port. "
+    "Default: no gateway.",
+)
+@click.option(
+    "--allow-insecure",
+    is_flag=True,
+    envvar="KILN_ALLOW_INSECURE",
+    show_envvar=True,
+    help="Serve beyond loopback, in plaintext and without authentication.",
+)
+@MEMORY
+@model_options
+@local_command
+async def serve_command(
+    session: Session,
+    *,
+    model: str,
+    openai_address: str | None,
+    choice: ModelChoice,
+    **given: Any,
+) -> None:
+    """Serve a model until SIGTERM or Ctrl-C.
+
+    Starts both services, compiles MODEL if the cache lacks it, loads it, and prints `ready deployment=ID
+    runtime=HOST:PORT compiler=HOST:PORT`. Four requests run at once. With --openai it also starts a gateway, and adds
+    `openai=URL` when the gateway serves the model: the base URL for clients of OpenAI, which ask for the model ID.
+
+    MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path that
+    begins with `.` or `/`, or ORG/NAME of the Hugging Face Hub.
+    """
+    stack = StackConfig.for_one_person(choice.home, model_roots=choice.model_roots, **given)
+    gateway = None if openai_address is None else _gateway_config(openai_address, stack)
+    found = find_here(session.output, model, stack.all_model_roots, choice.home, yes=choice.yes)
+    if isinstance(found, Checkpoint):
+        stack = stack.with_model_roots(found.roots)
+
+    deployment_id = None
+    if gateway is not None:  # which asks the runtime for a model without naming a deployment
+        deployment_id = found.name if isinstance(found, Checkpoint) else deployment_name(model)
+        stack = replace(stack, engine_deployment=deployment_id)
+
+    async def serve(addresses: StackAddresses) -> None:
+        services = read_record(choice.home)
+        assert services is not None, "this process has announced them"
+        with ProgressView(session.output) as view:
+            preparation = Preparation(services, choice.given, _BATCH_SIZE, view, True, deployment_id)
+            deployment = await preparation.prepare(found or model)
+        if gateway is None:
+            _report_ready(session.output, deployment, addresses)
+            return
+        async with running_gateway(gateway, services.runtime, deployment.id) as running:
+            _report_ready(session.output, deployment, addresses, openai=f"{running.url}/v1")
+            await running.failure()
+
+    await run_stack(stack, lambda _: None, serve)
+    session.output.result({"event": "stopped"}, Text("stopped"))
+
+
+def _gateway_config(address: str, stack: StackConfig) -> GatewayConfig:
+    """Reads where the gateway is to listen, before anything starts."""
+    require_gateway()
+    return GatewayConfig.parse(
+        address,
+        allow_insecure=stack.allow_insecure,
+        log_path=stack.logs_path / f"{GATEWAY.name}.log",
+        ready_timeout_s=stack.ready_timeout_s,
+        stop_timeout_s=stack.stop_timeout_s,
+    )
+
+
+def _report_ready(output: Output, deployment: Deployment, addresses: StackAddresses, **more: str) -> None:
+    record = {"compiler": addresses.compiler, "runtime": addresses.runtime, **more}
+    output.event("ready", {"deployment": record_from_message(deployment), **record})
+    words = {"deployment": deployment.id, "runtime": addresses.runtime, "compiler": addresses.compiler, **more}
+    output.text(f"ready {' '.join(f'{name}={value}' for name, value in words.items())}\n")

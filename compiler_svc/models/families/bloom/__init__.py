@@ -1,1 +1,0 @@
-"""BLOOM: ALiBi in place of positions, normalized embeddings, one matrix for queries, keys and values."""

@@ -1,1 +1,0 @@
-"""Command R: parallel residual with one norm, neighbours rotated against each other, scaled logits."""

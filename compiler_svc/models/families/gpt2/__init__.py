@@ -1,1 +1,0 @@
-"""GPT-2: learned positions, and matrices that checkpoints store as [inputs, outputs]."""

@@ -1,1 +1,0 @@
-"""SmolLM 3: some layers do not rotate queries and keys."""

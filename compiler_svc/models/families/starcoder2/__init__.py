@@ -1,1 +1,0 @@
-"""StarCoder2: layer normalization, an MLP without a gate, biases, windows."""

@@ -1,0 +1,69 @@
+"""What a checkpoint that is quantized already makes of a compile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bundle.abi.formats import FORMATS
+from bundle.manifest import TargetKind
+from compiler_svc.config import NeuronConfig
+from compiler_svc.models.transforms import INT4
+from compiler_svc.planning.build_plan import choose_changes
+from compiler_svc.sharding.plan import find_matrices
+from compiler_svc.weights.checkpoint import Checkpoint
+from targets.cpu import CPU
+
+_PER_CHANNEL: Final = "_per_channel"
+#: `quantization_dtype` by the dtype of items.
+_WORDS: Final[Mapping[str | None, str]] = {
+    row.item: INT4 if row.group else name.removesuffix(_PER_CHANNEL)
+    for name, row in FORMATS.items()
+    if row.is_per_channel
+}
+
+
+def read_quantization(checkpoint: Checkpoint, target: TargetKind) -> dict[str, Any]:
+    """What `neuron_config` says of quantization unless a document does: what the checkpoint is, where that is compiled.
+
+    Items that no kernel has, such as those of two bits, become int8.
+    """
+    if not checkpoint.packed or target != CPU.kind:
+        return {}
+    kept = {matrix.kept_item for matrix in checkpoint.packed.values()}
+    return {
+        "quantized": True,
+        "quantization_dtype": _WORDS.get(kept.pop(), "int8") if len(kept) == 1 else "int8",
+        "quantization_type": f"{_PER_CHANNEL[1:]}_symmetric",
+        "modules_to_not_convert": tuple(list_plain(checkpoint)),
+    }
+
+
+def list_plain(checkpoint: Checkpoint) -> list[str]:
+    """Names of the linear layers whose matrices the checkpoint has not quantized."""
+    matrices = find_matrices(checkpoint.description, checkpoint)
+    return [one.name for one, names in matrices if not names or not checkpoint.packed.keys() >= set(names)]
+
+
+def warn_of_other_bits(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+    """Warns if matrices that the checkpoint has quantized do not stay as they are."""
+    count = len(checkpoint.packed)
+    if not count:
+        return ()
+    description = choose_changes(config).apply(checkpoint.description)
+    formats = {name: one.format for one, names in find_matrices(description, checkpoint) for name in names}
+    dense = sum(not formats.get(name) for name in checkpoint.packed)
+    lost = Counter(
+        formats[name]
+        for name, matrix in checkpoint.packed.items()
+        if formats.get(name) and not matrix.fits(FORMATS[formats[name]])
+    )
+    kept_small = "neuron_config.quantized keeps them small"
+    return (
+        *([f"model: {dense} of {count} quantized matrices become {config.torch_dtype}; {kept_small}"] if dense else []),
+        *(
+            f"model: {number} of {count} quantized matrices become {name}, and lose by it"
+            for name, number in lost.items()
+        ),
+    )

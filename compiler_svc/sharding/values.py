@@ -1,0 +1,228 @@
+"""The values of sources: each node of a tree reads blocks of those below it, so that nothing is copied whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from bundle.abi.formats import FORMATS, WeightFormat
+from compiler_svc.models.layers.alibi import compute_slopes
+from compiler_svc.models.layers.rope import compute_frequencies
+from compiler_svc.models.sources import (
+    Items,
+    Joined,
+    Quantized,
+    RankSource,
+    RopeSource,
+    Scales,
+    Sliced,
+    SlopeSource,
+    Source,
+    Stored,
+    Transposed,
+)
+from compiler_svc.sharding.parts import Block, Values, list_blocks
+from compiler_svc.weights.unpacking import UnpackedMatrix
+from execution.dtypes import TORCH_DTYPES
+
+#: Items of a matrix that are looked at together for its scales: 8 MiB of float32.
+_SCANNED_ITEMS: Final = 2 << 20
+
+
+class Reader(Protocol):
+    """Reads a checkpoint's tensors, as `TensorReader` does."""
+
+    def read(self, name: str) -> Tensor:
+        """Reads a tensor that is not quantized."""
+        ...
+
+    def unpack(self, name: str) -> UnpackedMatrix | None:
+        """Opens a matrix that is; None if it is not."""
+        ...
+
+    def trim(self) -> None:
+        """Releases memory."""
+        ...
+
+
+class SourceReader:
+    """Opens sources. A matrix's scales are computed when it is first opened, and kept for its other ranks.
+
+    Matrices that the checkpoint has quantized keep their items and scales where the format allows it.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._scales: dict[tuple[Source, str], Tensor] = {}
+
+    def open(self, source: Source, rank: int) -> Values:
+        """Opens the values that one rank's shard has a part of."""
+        match source:
+            case Stored(tensor):
+                matrix = self._reader.unpack(tensor)
+                return (
+                    partial(_copy_tensor, self._reader.read(tensor)) if matrix is None else partial(_copy_rows, matrix)
+                )
+            case Transposed(matrix):
+                return partial(_copy_transposed, self.open(matrix, rank))
+            case Sliced(whole, start):
+                return partial(_copy_slice, self.open(whole, rank), start)
+            case Joined(parts):
+                return partial(_copy_joined, [(part.length, self.open(part, rank)) for part in parts])
+            case Items() | Scales():
+                return self._open_quantized(source, rank)
+            case _:
+                return partial(_copy_tensor, _compute(source, rank))
+
+    def _open_quantized(self, source: Items | Scales, rank: int) -> Values:
+        row = FORMATS[source.format]
+        kept = self._find_kept(source)
+        if row.group:
+            return self._open_grouped(source, rank, kept)
+        key = source.matrix, source.format
+        if key not in self._scales:
+            self._scales[key] = self._find_scales(source, rank) if kept is None else _join_scales(kept)
+        scales = self._scales[key].expand(source.length)
+        if isinstance(source, Scales):
+            return partial(_copy_tensor, scales)
+        if kept is not None:
+            parts = [(part.length, partial(_copy_tensor, matrix.items[part.start :])) for part, matrix in kept]
+            return partial(_copy_joined, parts)
+        return partial(_copy_items, self.open(source.matrix, rank), scales, row)
+
+    def _open_grouped(
+        self, source: Items | Scales, rank: int, kept: list[tuple[Sliced, UnpackedMatrix]] | None
+    ) -> Values:
+        row, has_scales = FORMATS[source.format], isinstance(source, Scales)
+        if kept is None:
+            return partial(_copy_groups, self.open(source.matrix, rank), row, has_scales)
+        copy = _copy_kept_scales if has_scales else _copy_kept_items
+        parts = [(part.length, partial(_copy_slice, partial(copy, matrix, row), part.start)) for part, matrix in kept]
+        return partial(_copy_joined, parts)
+
+    def _find_kept(self, source: Quantized) -> list[tuple[Sliced, UnpackedMatrix]] | None:
+        """The parts of a matrix that the checkpoint has in the source's format; None if one is something else."""
+        row, kept = FORMATS[source.format], []
+        for part in source.matrix.parts if isinstance(source.matrix, Joined) else (source.matrix,):
+            if not isinstance(part, Sliced) or not isinstance(part.whole, Stored):
+                return None
+            matrix = self._reader.unpack(part.whole.tensor)
+            if matrix is None or not matrix.matrix.fits(row):
+                return None
+            kept.append((part, matrix))
+        # Parts have a scale each.
+        return kept if row.is_per_channel or len(kept) == 1 else None
+
+    def _find_scales(self, source: Quantized, rank: int) -> Tensor:
+        """The scales of a matrix, float32 [outputs] or [1]."""
+        row, largest = FORMATS[source.format], torch.zeros(source.shape[0])
+        for block in list_blocks(source.shape, _SCANNED_ITEMS):
+            values = torch.empty([stop - start for start, stop in block])
+            self.open(source.matrix, rank)(block, values)
+            own = largest[slice(*block[0])]
+            torch.maximum(own, values.abs().amax(1), out=own)
+            self._reader.trim()
+        if not row.is_per_channel:
+            largest = largest.amax(0, keepdim=True)
+        return (largest / row.divisor).clamp(min=row.least_scale)
+
+
+def _compute(source: RopeSource | SlopeSource | RankSource, rank: int) -> Tensor:
+    if isinstance(source, RopeSource):
+        return compute_frequencies(source)
+    if isinstance(source, SlopeSource):
+        return compute_slopes(source)
+    return torch.tensor([rank], dtype=torch.int32)
+
+
+def _join_scales(kept: Sequence[tuple[Sliced, UnpackedMatrix]]) -> Tensor:
+    """The scales of the outputs of several parts, or a single one."""
+    if len(kept) == 1 and kept[0][1].scales.numel() == 1:
+        return kept[0][1].scales[0]
+    return torch.cat(
+        [
+            matrix.scales.expand(matrix.matrix.shape[0], 1)[part.start : part.start + part.length, 0]
+            for part, matrix in kept
+        ]
+    )
+
+
+def _copy_rows(matrix: UnpackedMatrix, block: Block, target: Tensor) -> None:
+    rows, columns = block
+    target.copy_(matrix.read_rows(*rows)[:, slice(*columns)])
+
+
+def _copy_tensor(tensor: Tensor, block: Block, target: Tensor) -> None:
+    target.copy_(tensor[tuple(slice(*one) for one in block)])
+
+
+def _copy_transposed(matrix: Values, block: Block, target: Tensor) -> None:
+    matrix(block[::-1], target.t())
+
+
+def _copy_slice(whole: Values, offset: int, block: Block, target: Tensor) -> None:
+    (start, stop), *others = block
+    whole(((offset + start, offset + stop), *others), target)
+
+
+def _copy_joined(parts: Sequence[tuple[int, Values]], block: Block, target: Tensor) -> None:
+    """`parts` have their entries along the first axis."""
+    (first, last), *others = block
+    offset = 0
+    for length, copy in parts:
+        start, stop = max(offset, first), min(offset + length, last)
+        if start < stop:
+            copy(((start - offset, stop - offset), *others), target[start - first : stop - first])
+        offset += length
+
+
+def _find_inputs(row: WeightFormat, size: int, block: Block) -> tuple[int, int]:
+    """The inputs that the columns of a block are for, which has `size` of them for each group."""
+    first, last = block[1]
+    assert first % size == last % size == 0, "blocks consist of whole groups"
+    return first // size * row.group, last // size * row.group
+
+
+def _copy_kept_items(matrix: UnpackedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
+    first, last = _find_inputs(row, row.group // 2, block)
+    target.copy_(_pack(matrix.read_items(*block[0])[:, first:last]))
+
+
+def _copy_kept_scales(matrix: UnpackedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
+    first, last = _find_inputs(row, 2, block)
+    target.copy_(matrix.read_groups(*block[0], torch.arange(first, last, row.group)).flatten(1))
+
+
+def _copy_groups(matrix: Values, row: WeightFormat, has_scales: bool, block: Block, target: Tensor) -> None:
+    """Quantizes the groups of a block of items, or of scales."""
+    first, last = _find_inputs(row, 2 if has_scales else row.group // 2, block)
+    values = torch.empty(target.shape[0], last - first)
+    matrix((block[0], (first, last)), values)
+    groups = values.view(len(values), -1, row.group)
+    least = groups.amin(-1, keepdim=True)
+    scales = ((groups.amax(-1, keepdim=True) - least) / row.divisor).clamp_(min=row.least_scale)
+    if has_scales:
+        target.copy_(torch.cat([scales, least], -1).flatten(1))
+        return
+    target.copy_(_pack(((groups - least) / scales).round_().clamp_(*row.bounds).flatten(1)))
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """Two numbers from 0 to 15 in each byte, uint8 [rows, codes / 2]."""
+    first, second = codes.to(torch.uint8).view(len(codes), -1, 2, 16).unbind(2)
+    return (first | (second << 4)).flatten(1)
+
+
+def _copy_items(matrix: Values, scales: Tensor, row: WeightFormat, block: Block, target: Tensor) -> None:
+    """`scales` has one for each output."""
+    values = torch.empty(target.shape)
+    matrix(block, values)
+    values /= scales[slice(*block[0]), None]
+    if row.item == "int8":
+        values.round_()
+    # A target of another dtype gets what the items are, too.
+    target.copy_(values.clamp_(*row.bounds).to(TORCH_DTYPES[row.item]))

@@ -1,0 +1,100 @@
+"""Bundles of quantized models, by real builds: their golden checks compare them with what quantization leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.abi.tensor import DTYPES
+from bundle.store.layout import Layout
+from bundle.store.reader import open_bundle
+from tests.checkpoints.quantized import WRITERS
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client, response_of
+
+CONFIG: Final = {"seq_len": 16, "max_context_length": 8, "quantized": True}
+E4M3: Final = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
+#: Level, configuration and the dtype of items. Levels, formats, dtypes and ways to divide each come in one of them.
+CASES: Final[dict[str, tuple[int, dict[str, Any], str]]] = {
+    "int8": (pb.OPTIMIZATION_LEVEL_O1, {}, "int8"),
+    "f8e4m3": (pb.OPTIMIZATION_LEVEL_O0, E4M3 | {"fused_qkv": True, "tp_degree": 2}, "float8_e4m3fn"),
+    "f8e5m2": (
+        pb.OPTIMIZATION_LEVEL_O1,
+        {"quantization_dtype": "f8e5m2", "torch_dtype": "bfloat16", "fused_qkv": True, "tp_degree": 2},
+        "float8_e5m2",
+    ),
+    "int4": (pb.OPTIMIZATION_LEVEL_O1, {"quantization_dtype": "int4", "torch_dtype": "bfloat16"}, "uint8"),
+}
+
+
+@pytest.fixture
+async def client(home: Path) -> AsyncIterator[Client]:
+    async with run_compiler(home) as compiler:
+        yield compiler.client
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "f8e5m2")) for name in CASES])
+async def test_quantized_models_compile(client: Client, home: Path, name: str) -> None:
+    level, config, item = CASES[name]
+    fields = {"neuron_config": CONFIG | config, "optimization_level": level}
+    planned = await client.plan(**fields)
+    built = await client.build(name=name, **fields)
+    manifest = open_bundle(Layout(home / "store"), built.digest).manifest
+    (shards,) = (one.shards for one in manifest.weight_sets)
+    dtypes = {tensor.name: tensor.dtype for tensor in shards[0].tensors}
+    assert {dtypes[name] for name in dtypes if name.endswith(".scale")} == {"float32"}
+    # Groups of four bits would reach over heads, which have eight dimensions.
+    items = {item, "int8"} if item == "uint8" else {item}
+    assert {name for name, dtype in dtypes.items() if dtype in items} == {
+        f"{name.removesuffix('.scale')}.weight" for name in dtypes if name.endswith(".scale")
+    }
+    assert dtypes["lm_head.weight"] == item
+    assert planned.ranks[0].weights_bytes == sum(
+        prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors
+    )
+
+    write_checkpoint(home / "models" / "tuned", seed=1)
+    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref=name)
+    tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
+    other = open_bundle(Layout(home / "store"), tuned.digest).manifest
+    assert other.graph_abi_digest == manifest.graph_abi_digest
+    assert {tensor.name: tensor.dtype for tensor in other.weight_sets[0].shards[0].tensors} == dtypes
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(("name", "level"), [("int8-tensor", 0), pytest.param("awq", 1, marks=pytest.mark.slow)])
+async def test_quantized_checkpoints_compile(client: Client, home: Path, name: str, level: int) -> None:
+    """Their golden checks compare with transformers' model, given what the matrices stand for."""
+    path = write_checkpoint(home / "models" / "packed")
+    WRITERS[name].rewrite(path)
+    fields: dict[str, Any] = {"model": "packed", "neuron_config": {"seq_len": 16, "max_context_length": 8}}
+    fields["optimization_level"] = (pb.OPTIMIZATION_LEVEL_O0, pb.OPTIMIZATION_LEVEL_O1)[level]
+    planned = await client.plan(**fields)
+    built = await client.build(name="packed", **fields)
+    lost = [warning for warning in built.warnings if "matrices become int8_per_channel, and lose by it" in warning]
+    assert len(lost) == (name == "awq")
+    manifest = open_bundle(Layout(home / "store"), built.digest).manifest
+    said = manifest.config["neuron_config"]
+    assert (said["quantized"], said["quantization_type"]) == (True, "per_channel_symmetric")
+    assert said["modules_to_not_convert"] == ["lm_head"]
+    (shards,) = (one.shards for one in manifest.weight_sets)
+    dtypes = {tensor.name: tensor.dtype for tensor in shards[0].tensors}
+    assert dtypes["model.layers.0.mlp.up_proj.weight"] == "int8"
+    assert "lm_head.weight" not in dtypes, "a tied head that stays as it is shares the table"
+    assert planned.ranks[0].weights_bytes == sum(
+        prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors
+    )
+
+    # Weights that are not quantized take their places in the same executables.
+    write_checkpoint(home / "models" / "tuned", seed=1)
+    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="packed")
+    tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
+    other = open_bundle(Layout(home / "store"), tuned.digest).manifest
+    assert other.graph_abi_digest == manifest.graph_abi_digest
