@@ -11,11 +11,14 @@ WIRE_RULES := {"version": "v2", "modules": [{"path": "."}], "breaking": {"use": 
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
 MINUTES ?= 30
+# Slow test files for `make test-slow`; where `make test` writes what became of each test.
+FILES ?=
+OUTCOMES ?=
 
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test test-slow test-full test-xla check lint fmt protos protos-check docs bench bench-large
+.PHONY: setup lock demo test test-slow test-report test-quarantine test-full test-xla check lint fmt protos protos-check docs bench bench-large
 .PHONY: soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
@@ -47,14 +50,23 @@ lock:
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# What CI runs: the static checks, then every test but the slow ones. Four workers for two cores, because many tests
-# wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
+# What decides in CI: the static checks, then every test but the slow ones. Four workers for two cores, because many
+# tests wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 3 \
+	  $(if $(OUTCOMES),-p tests.turns.outcomes --outcomes $(OUTCOMES))
 
-# A share of the slow tests: those of rooms that changed since yesterday, then the others by turns. CI runs it.
+# The slow tests of what changed since yesterday, or of FILES.
 test-slow: setup
-	$(BIN)/python -m tests.turns --minutes $(MINUTES)
+	$(BIN)/python -m tests.turns $(FILES)
+
+# What slow and flaky tests came to in earlier runs.
+test-report: setup
+	$(BIN)/python -m tests.turns --report
+
+# Runs each test of tests/quarantine.toml twenty times, and takes out those that pass each time.
+test-quarantine: setup
+	$(BIN)/python -m tests.turns.quarantine
 
 # Everything. The parity matrix goes on where an interrupted run stopped, and writes docs/models.md.
 test-full: lint

@@ -18,6 +18,7 @@ import structlog
 
 from tests.fuzzing import SEED
 from tests.rings import RINGS, list_times, ring_of
+from tests.turns.quarantine import read_rows
 
 if TYPE_CHECKING:
     from execution.forkserver.client import Forkserver
@@ -42,6 +43,11 @@ if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_us
     os.environ["TMPDIR"] = str(_MEMORY)
     # Found anew from the environment.
     tempfile.tempdir = None
+
+# Workers of this run draw what the head of the run says.
+os.environ.setdefault("KILN_FUZZ_SEED", str(SEED))
+
+_QUARANTINED = frozenset(row.test for row in read_rows())
 
 # A run that a shell started in the background ignores interrupts, and so would every child that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,6 +115,12 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is in quarantine counts as slow."""
+    if item.nodeid in _QUARANTINED:
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,14 +17,6 @@ PACKAGES: Final = {**dict.fromkeys((*SERVING, "bench"), ROOT), "kiln_client": RO
 
 #: A module by its place: the folders around it, then its own name, which is `__init__` for that of a folder.
 Place = tuple[str, ...]
-
-
-@cache
-def list_tracked(*patterns: str) -> tuple[str, ...]:
-    """The files of the work tree that git tracks or would, by patterns of paths."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return tuple(sorted({name for name in listed if (ROOT / name).exists()}))
 
 
 @cache

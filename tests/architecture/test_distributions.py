@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 import pytest
 
 from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES, NEURON_PYTHON
-from tests.architecture.sources import SERVING, list_tracked
-from tests.repository import ROOT
+from tests.architecture.sources import SERVING
+from tests.repository import ROOT, list_tracked
 
 #: Has packages of others and no code.
 PINS = "neuron_lowering"

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from compiler_svc.models.registry import list_families, list_nested_families
-from tests.architecture.sources import list_tracked
-from tests.repository import ROOT
+from tests.repository import ROOT, list_tracked
 
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 

@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.architecture.sources import list_tracked
-from tests.repository import ROOT
+from tests.repository import ROOT, list_tracked
 from tests.rings import RINGS, list_times, render_rows, ring_of
 from tests.turns.choice import WATCHED, sources_of
 
@@ -35,6 +34,7 @@ def test_a_run_prints_budgets_that_four_workers_spend_in_ten_minutes() -> None:
 def test_every_slow_file_watches_sources() -> None:
     command = ["git", "grep", "--name-only", "-e", r"mark\.slow", "--", "tests/**/test_*.py"]
     files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert [file for file in files if not sources_of(file)] == []
     sources = [source for file in files for source in sources_of(file)]
     assert len(files) > 40
     assert [path for path in [*sources, *WATCHED] if not (ROOT / path).exists()] == []

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import list_tracked
-from tests.repository import ROOT
+from tests.repository import ROOT, list_tracked
 
 #: Pattern of a banned word → what to say instead.
 BANNED = {

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 
-from tests.parity.conftest import RECORD_VARIABLE
-from tests.parity.record import ParityRecord, write_results
-from tests.repository import ROOT
+from tests.parity.record import RECORD_VARIABLE, ParityRecord, write_results
+from tests.repository import ROOT, list_tracked
 
 PAGE = ROOT / "docs/models.md"
-#: What results depend on: a change of any of it begins a new run.
+#: What results depend on: a change of any of it that git knows begins a new run.
 SOURCES = ("bundle", "compiler_svc", "execution", "runtime_svc", "targets", "tests/parity")
 SUFFIXES = {".py", ".cpp", ".h"}
 NO_TESTS_LEFT = 5
@@ -31,10 +30,10 @@ def main() -> int:
 def digest_sources() -> str:
     """Sixteen hexadecimal digits that change with the sources."""
     digest = hashlib.sha256()
-    for source in SOURCES:
-        for file in sorted((ROOT / source).rglob("*")):
-            if file.suffix in SUFFIXES:
-                digest.update(file.read_bytes())
+    for name in list_tracked(*SOURCES):
+        file = ROOT / name
+        if file.suffix in SUFFIXES:
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 

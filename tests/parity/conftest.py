@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.parity.bundles import Bundles
-from tests.parity.record import ParityRecord
+from tests.parity.record import RECORD_VARIABLE, ParityRecord
 from tests.servers.stack import Stack
-
-RECORD_VARIABLE = "KILN_PARITY_RECORD"
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from tests.parity.cases import DEGREES, LEVELS, all_cases
 from tests.parity.geometries import ARCHITECTURES, GEOMETRIES, count_kv_heads, find_rope_type
 
+#: Names the file of a run that is continued.
+RECORD_VARIABLE: Final = "KILN_PARITY_RECORD"
 #: What stands between these lines of the page is written by a full run.
 BEGIN, END = "<!-- results of make test-full -->", "<!-- end of the results -->"
 

@@ -1,20 +1,24 @@
-"""`python -m tests.turns --minutes 60`: runs a share of the slow tests, and says which ran and which are due.
+"""`python -m tests.turns`: runs slow tests, each file in a pytest of its own that has a limit, and says which are due.
 
-First come test files that a change of the last day concerns, then those that failed, then those that waited longest;
-the parity matrix goes on in the time that is left. Results stay in $KILN_CI_STATE, by default ~/.cache/kiln/ci.
+    python -m tests.turns                  the files that a change of the last day concerns, uncommitted ones included
+    python -m tests.turns FILE …           these
+    python -m tests.turns --minutes 20     what changed, what failed, what waited longest, for so long; then the matrix
+    python -m tests.turns --report         nothing: what is known of earlier runs
+
+Results stay in $KILN_CI_STATE, by default ~/.cache/kiln/ci.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +26,16 @@ import pytest
 
 from tests.parity.__main__ import digest_sources, read_commit
 from tests.parity.cases import all_cases
-from tests.parity.conftest import RECORD_VARIABLE
-from tests.parity.record import ParityRecord
-from tests.repository import ROOT
+from tests.parity.record import RECORD_VARIABLE, ParityRecord
 from tests.turns.choice import choose_files, find_touched
-from tests.turns.record import FileResult, TurnRecord
+from tests.turns.reaper import LATE
+from tests.turns.record import FileResult, find_state, flaky_record, last_runs, limit_of, slow_record
+from tests.turns.report import render_report, render_rows
 
 MATRIX: Final = "tests/parity/test_parity.py"
-RECORD: Final = "slow-tests.jsonl"
 NUM_WORKERS: Final = 2
-#: Seconds before the end from which no test begins, from which those that run are interrupted, then killed.
-LAST_BEGIN_S, INTERRUPT_S, KILL_S = 180, 60, 20
+#: What runs when the time is over is killed so much later; no test begins any more.
+GRACE_S: Final = 120.0
 #: Tests of one file follow each other, so a worker may be idle in the end.
 USABLE: Final = 0.9
 DAY_S: Final = 24 * 3600
@@ -40,59 +43,43 @@ PYTEST: Final = (sys.executable, "-m", "pytest", "-m", "slow")
 
 
 def main() -> int:
-    """Runs or lists; gives the exit code: 1 if a test failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.turns", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="time for everything (30)")
-    parser.add_argument("--list", action="store_true", help="print each file's last result, and run nothing")
+    """Runs or reports; gives the exit code: 1 if a test failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.turns", description=__doc__.partition(":")[2])
+    parser.add_argument("files", nargs="*", help="test files to run (those that a change of the last day concerns)")
+    parser.add_argument("--minutes", type=float, help="take files by turns, for so long")
+    parser.add_argument("--report", action="store_true", help="print what is known of earlier runs, and run nothing")
     arguments = parser.parse_args()
-    end = time.time() + 60 * arguments.minutes
     directory = find_state()
-    record = TurnRecord(directory / RECORD)
-    files = collect()
-    if arguments.list:
-        show("Last results", files, record.last_runs())
+    record = slow_record(directory)
+    files = arguments.files or collect()
+    if arguments.report:
+        sys.stdout.write(render_report(files, record.read(), flaky_record(directory).read(), count_parity(directory)))
         return 0
-    chosen = choose_files(
-        files,
-        record.last_runs(),
-        find_touched(files, read_changes()),
-        day=int(time.time() / DAY_S),
-        budget_s=NUM_WORKERS * USABLE * (end - LAST_BEGIN_S - time.time()),
-    )
+    end = float("inf") if arguments.minutes is None else time.time() + 60 * arguments.minutes
+    if not arguments.files:
+        files = choose(files, record.read(), end)
     num_before = len(record.read())
-    code = run(chosen, directory, end) if time.time() < end - LAST_BEGIN_S else 0
-    results = record.read()[num_before:]
-    ran = {result.file: result for result in results if result.has_run}
-    show("Ran", list(ran), ran)
-    show("Due", [file for file in files if file not in ran], record.last_runs())
-    sys.stdout.write(
-        f"Parity: {len(ParityRecord(find_matrix(directory)).passed())} of {len(all_cases())} cases have passed\n"
-    )
-    return int(code != 0 or any(result.failed for result in results))
+    code = Turns(directory, end).run(files, has_matrix=arguments.minutes is not None)
+    ran = last_runs(record.read()[num_before:])
+    sys.stdout.write(render_rows("Ran", ran, ran))
+    sys.stdout.write(render_rows("Due", [file for file in files if file not in ran], last_runs(record.read())))
+    return int(code or any(result.has_failed for result in ran.values()))
 
 
-def find_state() -> Path:
-    """The directory that CI keeps; a temporary one if it cannot be written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = Path(os.environ.get("KILN_CI_STATE") or cache / "kiln/ci")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / RECORD).open("a").close()
-    except OSError as error:
-        directory = Path(tempfile.mkdtemp(prefix="kiln-ci-"))
-        sys.stdout.write(f"Results are not kept: {error}\n")
-    return directory
-
-
-def find_matrix(directory: Path) -> Path:
-    """The matrix's record: another one whenever its sources change."""
-    return directory / f"parity-{digest_sources()}.jsonl"
+def choose(files: list[str], results: list[FileResult], end: float) -> list[str]:
+    """What changed, and if the time has an end, what else fits into it."""
+    touched = find_touched(files, read_changes())
+    if end == float("inf"):
+        return sorted(touched)
+    now = time.time()
+    budget_s = NUM_WORKERS * USABLE * (end - now)
+    return choose_files(files, results, touched, day=int(now / DAY_S), budget_s=budget_s)
 
 
 def collect() -> list[str]:
     """Every file that has slow tests, but the matrix and what needs other environments."""
     command = [*PYTEST, "--collect-only", "-q", "--ignore=tests/device", f"--ignore={MATRIX}"]
-    listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if listed.returncode != 0:
         sys.exit(f"pytest cannot collect the slow tests:\n{listed.stdout}")
     return sorted({line.partition("::")[0] for line in listed.stdout.splitlines() if "::" in line})
@@ -104,41 +91,60 @@ def read_changes() -> list[str]:
     if not before:
         sys.stdout.write("No commit here is older than a day, as in a shallow clone: what changed is unknown\n")
         return []
-    return git("diff", "--name-only", before, "HEAD").splitlines()
+    untracked = git("ls-files", "--others", "--exclude-standard")
+    return [*git("diff", "--name-only", before).splitlines(), *untracked.splitlines()]
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def run(files: list[str], directory: Path, end: float) -> int:
-    """Runs the files, then what the matrix has left; gives pytest's code, 0 if the end of the time interrupted it."""
-    command = [
-        *(*PYTEST, *files, MATRIX, f"--numprocesses={NUM_WORKERS}", "--dist=loadfile", "--no-loadscope-reorder"),
-        *("-p", "tests.turns.recorder", f"--turns-record={directory / RECORD}"),
-        *(f"--turns-commit={read_commit()}", f"--turns-end={end - LAST_BEGIN_S}"),
-    ]
-    variables = {"KILN_FUZZ_SHARE": "1", RECORD_VARIABLE: str(find_matrix(directory))}
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, start_new_session=True) as process:
-        try:
-            code = process.wait(end - INTERRUPT_S - time.time())
-        except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(INTERRUPT_S - KILL_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+def find_matrix(directory: Path) -> Path:
+    """The matrix's record: another one whenever its sources change."""
+    return directory / f"parity-{digest_sources()}.jsonl"
+
+
+def count_parity(directory: Path) -> str:
+    return f"{len(ParityRecord(find_matrix(directory)).passed())} of {len(all_cases())}"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A run of files, two at a time.
+
+    Attributes:
+        directory: What CI keeps.
+        end: Seconds since 1970 from which no test begins.
+    """
+
+    directory: Path
+    end: float
+
+    def run(self, files: Sequence[str], *, has_matrix: bool) -> int:
+        """Runs files in this order, then what the matrix has left; gives 1 if a file failed, whatever was recorded."""
+        matrix = [MATRIX] if has_matrix and Path(MATRIX).exists() else []
+        with ThreadPoolExecutor(NUM_WORKERS) as lanes:
+            codes = list(lanes.map(self.run_file, [*files, *matrix]))
+        return int(any(codes))
+
+    def run_file(self, file: str) -> int:
+        """Runs a file's slow tests until its limit or the end; gives pytest's code, 0 if there was nothing to run."""
+        left_s = self.end + GRACE_S - time.time()
+        limit_s = left_s if file == MATRIX else limit_of(file, slow_record(self.directory).read())
+        if time.time() >= self.end:
             return 0
-    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
-
-
-def show(title: str, files: list[str], results: Mapping[str, FileResult]) -> None:
-    """Prints a row for each file: when it ended, at which commit, how long it took, and its result."""
-    sys.stdout.write(f"\n{title}: {len(files)}\n")
-    for file in files:
-        result = results.get(file)
-        row = f"{result.ended}  {result.commit:12} {result.seconds:7.1f} s  " if result else f"{'never':48}"
-        sys.stdout.write(f"  {row}{file}  {result.summary if result else ''}\n")
+        command = [*(sys.executable, "-m", "tests.turns.reaper", str(min(limit_s, left_s))), *PYTEST, file]
+        command += ["-p", "tests.turns.recorder", f"--turns-record={slow_record(self.directory).path}"]
+        command += [f"--turns-commit={read_commit()}", f"--turns-end={self.end}"]
+        variables = {"KILN_FUZZ_SHARE": "1", RECORD_VARIABLE: str(find_matrix(self.directory))}
+        code = subprocess.run(command, env=os.environ | variables, check=False).returncode
+        if code != LATE:
+            return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
+        if limit_s > left_s or file == MATRIX:
+            return 0
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        slow_record(self.directory).add(FileResult(file, ended, read_commit(), limit_s, 0, has_hung=True))
+        return code
 
 
 if __name__ == "__main__":

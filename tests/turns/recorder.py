@@ -1,7 +1,4 @@
-"""A pytest plugin (`-p tests.turns.recorder`): begins no test once the time is over, and records what files came to.
-
-With `--dist loadfile` one worker has all tests of a file, so each worker appends what it knows to the same record.
-"""
+"""A pytest plugin (`-p tests.turns.recorder`): begins no test once the time is over, and records what files came to."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.turns.record import FileResult, TurnRecord
+from tests.turns.record import FileResult, Record
 
 OUTCOMES = pytest.StashKey["Outcomes"]()
 
@@ -23,13 +20,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--turns-record", type=Path, required=True, help="file that gets a line for each test file")
     group.addoption("--turns-commit", default="", help="commit that the lines name")
     group.addoption("--turns-end", type=float, default=float("inf"), help="seconds since 1970; no test begins later")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the order of the command line."""
-    places = {config.rootpath / name: place for place, name in enumerate(config.args)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,4 +84,4 @@ class Outcomes:
             num_due=self.num["due"],
             failed=tuple(self._failed),
         )
-        TurnRecord(config.getoption("--turns-record")).add(result)
+        Record(config.getoption("--turns-record"), FileResult).add(result)

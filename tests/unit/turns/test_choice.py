@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.turns.choice import NUM_TURNS, UNKNOWN_S, choose_files, find_touched, sources_of
-from tests.turns.record import FileResult, TurnRecord
+from tests.turns.choice import NUM_TURNS, TURN_S, choose_files, find_touched, sources_of
+from tests.turns.record import MIN_LIMIT_S, NEW_LIMIT_S, UNKNOWN_S, FileResult, Record, last_runs, limit_of
 
 FILES = [f"tests/system/test_{letter}.py" for letter in "abcdefghijklmnopqrst"]
 A, B, C, D = FILES[:4]
@@ -26,8 +27,7 @@ def choose(
     day: int = 0,
     budget_s: float = LONG_S,
 ) -> list[str]:
-    last = {result.file: result for result in results}
-    return choose_files(files, last, set(touched), day=day, budget_s=budget_s)
+    return choose_files(files, results, set(touched), day=day, budget_s=budget_s)
 
 
 def test_what_waited_longest_goes_first() -> None:
@@ -45,6 +45,13 @@ def test_times_add_up_to_the_budget_at_most() -> None:
     assert choose(ran(A, 1), files=[A, C], budget_s=10 + UNKNOWN_S) == [C, A]
     assert choose(ran(A, 1), files=[A, C], budget_s=9 + UNKNOWN_S) == [C]
     assert choose(ran(A, 1), budget_s=-1) == []
+
+
+def test_what_takes_longer_than_a_turn_runs_by_itself_only() -> None:
+    assert choose(ran(A, 1, seconds=TURN_S), ran(B, 1, seconds=TURN_S + 1), files=[A, B], touched=[B]) == [A]
+    hung = replace(ran(A, 1, seconds=TURN_S / 2), has_hung=True)
+    assert choose(hung, ran(B, 1))[0] == A
+    assert A not in choose(hung, ran(A, 2, seconds=TURN_S - 1, num_due=1), ran(B, 1))
 
 
 def test_without_results_each_file_has_one_day_of_five() -> None:
@@ -92,17 +99,25 @@ def test_other_changes_touch_nothing(changed: str) -> None:
     assert find_touched(["tests/service/compiler_svc/lower/test_linear.py"], [changed]) == set()
 
 
-def test_a_file_of_no_room_is_named() -> None:
-    with pytest.raises(LookupError, match=r"tests/system/odd/test_x\.py mirrors no folder"):
-        sources_of("tests/system/odd/test_x.py")
+def test_a_file_of_no_room_is_touched_by_what_is_beside_it() -> None:
+    file = "tests/system/odd/test_x.py"
+    assert sources_of(file) == ()
+    assert find_touched([file], ["tests/system/odd/actions.py"]) == {file}
+    assert find_touched([file], ["tests/system/test_serving.py", "edge/status.py"]) == set()
 
 
 def test_last_runs_are_whole_and_other_lines_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "kept/slow-tests.jsonl"
-    record = TurnRecord(path)
-    assert record.last_runs() == {}
+    record = Record(path, FileResult)
+    assert record.read() == []
     for result in (ran(A, 1), ran(B, 1), ran(A, 2), ran(A, 3, num_due=1)):
         record.add(result)
     path.write_bytes(b'[]\n{"file": 1}\n\xff\n' + path.read_bytes() + b'{"file": "tests/system/te')
-    assert record.last_runs() == {A: ran(A, 2), B: ran(B, 1)}
+    assert last_runs(record.read()) == {A: ran(A, 2), B: ran(B, 1)}
     assert len(record.read()) == 4
+
+
+def test_limits_follow_the_longest_run_and_double_with_a_hang() -> None:
+    results = [ran(A, 1, seconds=300), ran(A, 2, seconds=200), ran(B, 1, seconds=4), ran(C, 1, seconds=9, num_due=1)]
+    assert [limit_of(file, results) for file in (A, B, C)] == [450, MIN_LIMIT_S, NEW_LIMIT_S]
+    assert limit_of(A, [*results, replace(ran(A, 3, seconds=450), has_hung=True)]) == 900
