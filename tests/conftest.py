@@ -75,8 +75,8 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iterator[Stack]:
-    """One pair of services for each worker of a run; all of them share bundles."""
+def services(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iterator[Stack]:
+    """One pair of services for each worker of a run; all of them share bundles. Tests take `stack`."""
     # Tests that call no service begin here, too.
     from tests.servers.shared_bundles import SharedBundles  # noqa: PLC0415
     from tests.servers.stack import Stack  # noqa: PLC0415
@@ -84,6 +84,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iter
     services = Stack.start(tmp_path_factory.mktemp("kiln"), shared=SharedBundles(run_directory / "bundles"))
     yield services
     assert services.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def stack(services: Stack) -> Iterator[Stack]:
+    """The worker's services, on which a file may leave nothing that the next one would miss or meet."""
+    yield services
+    assert services.take_left() == []
 
 
 @pytest.fixture(scope="session")

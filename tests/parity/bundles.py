@@ -36,6 +36,12 @@ class Bundles:
         self._long_running = operations_pb2_grpc.OperationsStub(channel)
         self._runtime = runtime_pb2_grpc.RuntimeServiceStub(grpc.insecure_channel(stack.runtime))
 
+    def close(self) -> None:
+        """Cancels what was compiled for tests that did not run."""
+        for name in self._operations.values():
+            self._long_running.CancelOperation(operations_pb2.CancelOperationRequest(name=name))
+            self._long_running.WaitOperation(operations_pb2.WaitOperationRequest(name=name))
+
     def expect(self, cases: list[Case]) -> None:
         """Says which bundles will be asked for, in this order."""
         self._ahead = cases

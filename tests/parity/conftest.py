@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ from tests.parity.record import RECORD_VARIABLE, ParityRecord
 from tests.servers.stack import Stack
 
 
-@pytest.fixture(scope="session")
-def bundles(stack: Stack) -> Bundles:
-    return Bundles(stack)
+@pytest.fixture(scope="module")
+def bundles(stack: Stack) -> Iterator[Bundles]:
+    with closing(Bundles(stack)) as bundles:
+        yield bundles
 
 
 @pytest.fixture(scope="session")

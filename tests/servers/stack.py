@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
+from google.longrunning import operations_pb2, operations_pb2_grpc
+from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
@@ -49,7 +53,6 @@ class Stack:
     home: Path
     models: Path
     shared: SharedBundles | None
-    loaded: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, home: Path, *options: str, cores: int = 8, shared: SharedBundles | None = None) -> Stack:
@@ -108,12 +111,39 @@ class Stack:
             add(Layout(self.home / "store"), digest)
             return digest
 
-    def deploy(self, deployment: str, ref: str) -> str:
-        """Loads a bundle once for the whole run."""
-        if deployment not in self.loaded:
-            self.kiln("load", ref, "--deployment", deployment)
-            self.loaded[deployment] = ref
-        return deployment
+    @contextmanager
+    def deployed(self, deployment: str, ref: str = "", *options: str) -> Iterator[list[dict[str, Any]]]:
+        """Loads a bundle, by default that of the deployment's name, for as long as it is needed; gives the events."""
+        loaded = self.kiln("load", ref or deployment, "--deployment", deployment, *options)
+        try:
+            yield loaded.events
+        finally:
+            self.kiln("unload", deployment)
+
+    def take_left(self) -> list[str]:
+        """What tests have left here, for the file that did; deployments are unloaded, so that no other file fails."""
+        left = self.list_left()
+        for deployment in (name for kind, _, name in (one.partition(" ") for one in left) if kind == "deployment"):
+            self.kiln("unload", deployment)
+        return left
+
+    def list_left(self) -> list[str]:
+        """Deployments, with their sessions, held cores, operations that go on, and leases."""
+        with grpc.insecure_channel(self.runtime) as channel:
+            service = runtime_pb2_grpc.RuntimeServiceStub(channel)
+            deployments = service.ListDeployments(runtime.ListDeploymentsRequest()).deployments
+            server = service.GetServerInfo(runtime.GetServerInfoRequest())
+        with grpc.insecure_channel(self.compiler) as channel:
+            listing = operations_pb2.ListOperationsRequest(page_size=1000)
+            operations = operations_pb2_grpc.OperationsStub(channel).ListOperations(listing).operations
+            leases = bundle_pb2_grpc.BundleServiceStub(channel).ListLeases(bundle_pb2.ListLeasesRequest()).leases
+        num_cores = server.total_cores - server.free_cores
+        return [
+            *(f"deployment {deployment.id}" for deployment in deployments),
+            *([f"{num_cores} held cores"] if num_cores else []),
+            *(f"operation {operation.name}" for operation in operations if not operation.done),
+            *(f"lease of {lease.holder} on {lease.digest}" for lease in leases),
+        ]
 
     def get(self, deployment: str) -> runtime.Deployment:
         """What the runtime says of a deployment."""

@@ -1,5 +1,7 @@
 """The shipped model on the run's services."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.repository import ROOT
@@ -23,8 +25,9 @@ CONFIG = {
 }
 
 
-@pytest.fixture(scope="session")
-def tiny(stack: Stack) -> str:
+@pytest.fixture(scope="module")
+def tiny(stack: Stack) -> Iterator[str]:
     """The shipped model at -O0, loaded."""
     stack.provide("tiny", TINY, CONFIG)
-    return stack.deploy("tiny", "tiny")
+    with stack.deployed("tiny"):
+        yield "tiny"

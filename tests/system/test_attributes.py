@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -32,12 +34,15 @@ CONFIG = {
 }
 
 
-def deploy(stack: Stack, name: str, reference: Reference, level: int, **attributes: Any) -> runtime.Deployment:
-    """Compiles and loads a model, warmed up unless `skip_warmup` says otherwise, and tells what came of it."""
+@contextmanager
+def deployed(
+    stack: Stack, name: str, reference: Reference, level: int, **attributes: Any
+) -> Iterator[runtime.Deployment]:
+    """Compiles and loads a model, warmed up unless `skip_warmup` says otherwise; gives what the runtime says of it."""
     stack.compile(name, reference.path, {"neuron_config": CONFIG | attributes}, level=level)
-    stages = {event.get("stage") for event in stack.kiln("load", name, "--deployment", name).events}
-    assert ("warmup" in stages) is not attributes.get("skip_warmup", False)
-    return stack.get(name)
+    with stack.deployed(name) as events:
+        assert ("warmup" in {event.get("stage") for event in events}) is not attributes.get("skip_warmup", False)
+        yield stack.get(name)
 
 
 def generate(stack: Stack, deployment: str, ids: list[int], count: int) -> tuple[generation.Accepted, list[Any]]:
@@ -63,18 +68,17 @@ def test_quantized_weights_give_the_logits_of_what_is_left_of_them(stack: Stack,
     name = f"quantized-o{level}"
     reference = write_model(stack, name)
     leave_quantized(reference)
-    deploy(stack, name, reference, level, quantized=True, quantization_type="per_channel_symmetric")
-    prompt = draw_prompt(20)
-    _, tokens = generate(stack, name, prompt, 12)
-    assert worst_deviation(reference, prompt, tokens) < TOLERANCE
-
     model = write_tiny_model(stack.new_model(f"{name}-tuned"), GEOMETRIES[GEOMETRY], seed=1)
     tuned = Reference(model.checkpoint.path, model.model)
     leave_quantized(tuned)
-    stack.kiln("shard-weights", name, "--model", tuned.path, "--name", f"{name}-tuned")
-    stack.kiln("load-weights", name, f"{name}-tuned")
-    _, tokens = generate(stack, name, prompt, 12)
-    assert worst_deviation(tuned, prompt, tokens) < TOLERANCE
+    prompt = draw_prompt(20)
+    with deployed(stack, name, reference, level, quantized=True, quantization_type="per_channel_symmetric"):
+        _, tokens = generate(stack, name, prompt, 12)
+        assert worst_deviation(reference, prompt, tokens) < TOLERANCE
+        stack.kiln("shard-weights", name, "--model", tuned.path, "--name", f"{name}-tuned")
+        stack.kiln("load-weights", name, f"{name}-tuned")
+        _, tokens = generate(stack, name, prompt, 12)
+        assert worst_deviation(tuned, prompt, tokens) < TOLERANCE
 
 
 def leave_quantized(reference: Reference) -> None:
@@ -83,38 +87,36 @@ def leave_quantized(reference: Reference) -> None:
     replace_matrices(tiny, tiny.checkpoint.description, Quantization(format="int8_per_channel"))
 
 
+LEFT = {
+    "padding_side": "left",
+    "ctx_batch_size": 2,
+    "n_active_tokens": 16,
+    "n_positions": 56,
+    "enable_bucketing": True,
+    "context_encoding_buckets": [8, 16],
+    "token_generation_buckets": [32, 56],
+    "max_new_tokens": 60,
+    "allow_input_truncation": True,
+    "skip_warmup": True,
+}
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_left_padded_prompts_give_the_logits_of_transformers(stack: Stack, level: int) -> None:
     """At the edges of buckets, two prompts a step, with batch-mates; and prompts that are cut."""
     reference, name = write_model(stack, f"left-o{level}"), f"left-o{level}"
-    told = deploy(
-        stack,
-        name,
-        reference,
-        level,
-        padding_side="left",
-        ctx_batch_size=2,
-        n_active_tokens=16,
-        n_positions=56,
-        enable_bucketing=True,
-        context_encoding_buckets=[8, 16],
-        token_generation_buckets=[32, 56],
-        max_new_tokens=60,
-        allow_input_truncation=True,
-        skip_warmup=True,
-    )
-    capabilities = told.capabilities
+    prompts = [draw_prompt(length) for length in (1, 7, 8, 9, 15, 16, 17, 40)]
+    with deployed(stack, name, reference, level, **LEFT) as told, ThreadPoolExecutor(len(prompts)) as pool:
+        capabilities = told.capabilities
+        answers = list(pool.map(lambda ids: generate(stack, name, ids, 10), prompts))
+        longest, most = generate(stack, name, prompts[0], 60)
     assert (capabilities.padding_side, capabilities.logits, capabilities.input_truncation) == ("left", True, True)
     assert (capabilities.max_context_length, capabilities.max_length) == (16, 56)
-    prompts = [draw_prompt(length) for length in (1, 7, 8, 9, 15, 16, 17, 40)]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(lambda ids: generate(stack, name, ids, 10), prompts))
     for prompt, (accepted, tokens) in zip(prompts, answers, strict=True):
         assert accepted.truncated_tokens == max(0, len(prompt) - 16)
         assert accepted.prompt_token_count == min(len(prompt), 16)
         assert worst_deviation(reference, prompt[-16:], tokens) < TOLERANCE
-    accepted, tokens = generate(stack, name, prompts[0], 60)
-    assert (accepted.max_new_tokens, len(tokens)) == (55, 55), "sequences end at n_positions"
+    assert (longest.max_new_tokens, len(most)) == (55, 55), "sequences end at n_positions"
 
 
 #: 96 positions: four sequences of up to 50 tokens are preempted, and computed again in chunks.
@@ -134,12 +136,10 @@ def test_sequences_that_share_rows_or_blocks(stack: Stack, level: int, sharing: 
     """Four streams at once, of different lengths."""
     name = f"{sharing}-o{level}"
     reference = write_model(stack, name)
-    assert deploy(stack, name, reference, level, **SHARED[sharing]).capabilities.max_batch_size == 4
     prompts = [draw_prompt(length) for length in (3, 9, 21, 34)]
-    with ThreadPoolExecutor(len(prompts)) as pool:
+    with deployed(stack, name, reference, level, **SHARED[sharing]) as told, ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda ids: generate(stack, name, ids, 16), prompts))
-    # Other tests of the stack need its cores.
-    stack.kiln("unload", name)
+    assert told.capabilities.max_batch_size == 4
     for prompt, (_, tokens) in zip(prompts, answers, strict=True):
         assert len(tokens) == 16
         assert worst_deviation(reference, prompt, tokens) < TOLERANCE
@@ -170,9 +170,8 @@ def test_other_dtypes_and_divisions(
     }
     save_file(mixed, weights, metadata={"format": "pt"})
     reference = Reference(path, LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval())
-    deploy(stack, name, reference, level, **attributes)
     prompt = draw_prompt(11)
-    accepted, tokens = generate(stack, name, prompt, 30)
-    stack.kiln("unload", name)
+    with deployed(stack, name, reference, level, **attributes):
+        accepted, tokens = generate(stack, name, prompt, 30)
     assert (accepted.max_new_tokens, len(tokens)) == (16, 16), "seq_len - max_context_length is the default limit"
     assert smallest < worst_deviation(reference, prompt, tokens) < largest

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
-from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
@@ -82,19 +81,19 @@ def make_config(layout: str, length: int) -> dict[str, Any]:
 def measure(stack: Stack, name: str, digest: str, reference: Reference, num_prompt_tokens: int) -> Measured:
     """Serves a bundle and compares what it generates behind a prompt in chunks."""
     others = stack.ranks()
-    events = list(stack.runtime_service().LoadBundle(runtime.LoadBundleRequest(ref=digest, deployment_id=name)))
-    (rank,) = stack.ranks() - others
-    prompt = draw_prompt(num_prompt_tokens)
-    request = token_request(name, prompt, NUM_TOKENS, temperature=0.0)
-    tokens = tokens_of(list(stack.generation().Generate(request)))
-    assert len(tokens) == NUM_TOKENS
-    assert_same_tokens(tokens, reference.greedy(prompt, NUM_TOKENS))
-    rank_bytes = rank.memory_full_info().uss
-    stack.runtime_service().UnloadBundle(runtime.UnloadBundleRequest(deployment_id=name))
+    with stack.deployed(name, digest):
+        (rank,) = stack.ranks() - others
+        prompt = draw_prompt(num_prompt_tokens)
+        request = token_request(name, prompt, NUM_TOKENS, temperature=0.0)
+        tokens = tokens_of(list(stack.generation().Generate(request)))
+        assert len(tokens) == NUM_TOKENS
+        assert_same_tokens(tokens, reference.greedy(prompt, NUM_TOKENS))
+        rank_bytes = rank.memory_full_info().uss
+        kv_bytes = stack.get(name).kv_bytes
     bundle = open_bundle(Layout(stack.home / "store"), digest)
     blobs = {executable.blob for executable in bundle.manifest.executables}
     code_bytes = sum(bundle.layout.stored(blob).size_bytes for blob in blobs)
-    return Measured(events[-1].deployment.kv_bytes, rank_bytes, code_bytes)
+    return Measured(kv_bytes, rank_bytes, code_bytes)
 
 
 @pytest.mark.slow

@@ -73,9 +73,8 @@ def test_each_of_two_ranks_maps_what_was_planned(stack: Stack) -> None:
     planned = plan(stack, config)
     assert len(planned["ranks"]) == 2
     assert set(cache_of(planned).values()) == {"hit"}
-    stack.kiln("load", "planned", "--deployment", "planned")
-    check_plan(stack, planned, "planned", "planned")
-    stack.kiln("unload", "planned")
+    with stack.deployed("planned"):
+        check_plan(stack, planned, "planned", "planned")
 
 
 @pytest.mark.slow

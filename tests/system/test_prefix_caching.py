@@ -44,12 +44,10 @@ def test_what_64_requests_share_is_computed_once(stack: Stack) -> None:
     path = stack.new_model("cached")
     reference = Reference(path, write_tiny_model(path, GEOMETRY).model)
     stack.provide("cached", path, {"neuron_config": CONFIG})
-    stack.kiln("load", "cached", "--deployment", "cached")
     shared = draw_tokens(512, seed=1)
     prompts = [[*shared, *draw_tokens(32, seed=100 + number)] for number in range(64)]
-    with ThreadPoolExecutor(len(prompts)) as pool:
+    with stack.deployed("cached"), ThreadPoolExecutor(len(prompts)) as pool:
         tokens, num_cached, num_computed = zip(*pool.map(partial(generate, stack), prompts), strict=True)
-    stack.kiln("unload", "cached")
     for prompt, answer in list(zip(prompts, tokens, strict=True))[::8]:
         assert_same_tokens(answer, reference.greedy(prompt, 8))
     assert sorted(num_cached) == [0] + [512] * 63

@@ -91,23 +91,22 @@ def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack
     pirate = stack.compile("pirate", PIRATE, config)
     assert [executable["cache"] for executable in pirate["executables"]] == ["hit", "hit"], "same graphs, other weights"
     assert stack.compile("story", TINY, config)["cache"] == "hit"
-    stack.kiln("load", "story", "--deployment", "swapped")
 
     def story() -> dict[str, Any]:
         arguments = ["--prompt", "Once upon a time", "--max-new-tokens", "40", "--temperature", "0"]
         return stack.kiln("generate", "--deployment", "swapped", *arguments).last
 
-    before = story()
-    swapped = stack.kiln("load-weights", "swapped", "pirate").last
-    assert swapped["weight_epoch"] == 2
-    after = story()
-    assert after["text"] != before["text"]
-    stack.kiln("load-weights", "swapped", "story")
-    assert story()["text"] == before["text"]
-    receipt = stack.kiln("reset-kv", "swapped").last
-    assert receipt["zeroed_bytes"] == stack.get("swapped").kv_bytes
-    assert receipt["weight_epoch"] == 3
-    stack.kiln("unload", "swapped")
+    with stack.deployed("swapped", "story"):
+        before = story()
+        swapped = stack.kiln("load-weights", "swapped", "pirate").last
+        assert swapped["weight_epoch"] == 2
+        after = story()
+        assert after["text"] != before["text"]
+        stack.kiln("load-weights", "swapped", "story")
+        assert story()["text"] == before["text"]
+        receipt = stack.kiln("reset-kv", "swapped").last
+        assert receipt["zeroed_bytes"] == stack.get("swapped").kv_bytes
+        assert receipt["weight_epoch"] == 3
 
 
 @pytest.mark.slow
@@ -125,7 +124,6 @@ def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
         }
     }
     stack.compile("long", model, config)
-    stack.kiln("load", "long", "--deployment", "long")
     channel = grpc.insecure_channel(stack.runtime)
     health = health_pb2_grpc.HealthStub(channel)
     health.Check(health_pb2.HealthCheckRequest())
@@ -138,16 +136,16 @@ def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
             )
             usage.append(events[-1].finished.usage)
 
-    thread = threading.Thread(target=prefill)
-    thread.start()
     latencies_s = []
-    while thread.is_alive():
-        with running_time() as taken:
-            health.Check(health_pb2.HealthCheckRequest())
-        latencies_s.append(taken.s)
-        time.sleep(0.005)
-    thread.join()
-    stack.kiln("unload", "long")
+    with stack.deployed("long"):
+        thread = threading.Thread(target=prefill)
+        thread.start()
+        while thread.is_alive():
+            with running_time() as taken:
+                health.Check(health_pb2.HealthCheckRequest())
+            latencies_s.append(taken.s)
+            time.sleep(0.005)
+        thread.join()
     longest = max(one.prefill_duration.ToTimedelta().total_seconds() for one in usage)
     p99 = statistics.quantiles(latencies_s, n=100)[98]
     assert longest > 0.8, f"the prefill took only {longest:.2f} s: the check proves nothing"

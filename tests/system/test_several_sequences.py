@@ -36,7 +36,6 @@ def test_the_prompt_of_four_sequences_is_computed_once_in_blocks(stack: Stack, l
     path = stack.new_model(f"sequences-{layout}")
     reference = Reference(path, write_tiny_model(path, GEOMETRIES["gqa4-tied-llama3"]).model)
     stack.provide(layout, path, {"neuron_config": CONFIG | attributes}, level=0)
-    stack.kiln("load", layout, "--deployment", layout)
     prompt = draw_tokens(64, seed=5)
 
     def generate(count: int, **sampling: float) -> list[list[int]]:
@@ -53,9 +52,9 @@ def test_the_prompt_of_four_sequences_is_computed_once_in_blocks(stack: Stack, l
         assert num_computed == 64 + (count - 1) * (64 - num_shared)
         return [tokens_of(own) for own in sequences]
 
-    several = generate(4, temperature=0.9, seed=7)
-    assert len({tuple(tokens) for tokens in several}) == 4
-    assert several == [generate(1, temperature=0.9, seed=7 + index)[0] for index in range(4)]
-    for tokens in generate(4, temperature=0.0):
-        assert_same_tokens(tokens, reference.greedy(prompt, 12))
-    stack.kiln("unload", layout)
+    with stack.deployed(layout):
+        several = generate(4, temperature=0.9, seed=7)
+        assert len({tuple(tokens) for tokens in several}) == 4
+        assert several == [generate(1, temperature=0.9, seed=7 + index)[0] for index in range(4)]
+        for tokens in generate(4, temperature=0.0):
+            assert_same_tokens(tokens, reference.greedy(prompt, 12))

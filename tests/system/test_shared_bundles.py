@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ def test_a_bundle_is_compiled_once(stack: Stack, monkeypatch: pytest.MonkeyPatch
         patch.setattr(Stack, "compile", lambda *_, **__: pytest.fail("compiled again"))
         assert stack.provide("shared-again", TINY, SMALL_CONFIG) == first
     assert stack.kiln("bundles", "show", "shared-again").last["digest"] == first
+
+
+def test_what_a_file_leaves_is_named_and_taken(stack: Stack) -> None:
+    digest = stack.provide("left", TINY, SMALL_CONFIG)
+    assert stack.list_left() == []
+    stack.kiln("load", "left", "--deployment", "forgotten")
+    deployment, cores, lease = stack.take_left()
+    assert (deployment, cores) == ("deployment forgotten", "1 held cores")
+    assert re.fullmatch(f"lease of runtime/.+ on {digest}", lease)
+    assert stack.take_left() == []
 
 
 def test_what_differs_is_not_shared(tmp_path: Path) -> None:

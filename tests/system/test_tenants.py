@@ -110,9 +110,8 @@ def operation(alice: Tenant) -> str:
 @pytest.fixture(scope="module")
 def shared(stack: Stack, operation: str) -> Iterator[str]:
     """A deployment that both tenants may use."""
-    stack.kiln("load", "alices:v1", "--deployment", "shared")
-    yield "shared"
-    stack.kiln("unload", "shared")
+    with stack.deployed("shared", "alices:v1"):
+        yield "shared"
 
 
 @contextmanager

@@ -23,12 +23,11 @@ def test_text_is_what_transformers_computes(stack: Stack, level: int) -> None:
     (left_out,) = [warning for warning in compiled["warnings"] if warning.startswith("model: left out")]
     assert "vision_tower (" in left_out
     assert "multi_modal_projector (" in left_out
-    stack.kiln("load", name, "--deployment", name)
     prompt = draw_prompt(17)
     request = token_request(name, prompt, 24, temperature=0.0)
     request.output.logits = True
-    tokens = [token for event in stack.generation().Generate(request) for token in event.delta.tokens]
-    stack.kiln("unload", name)
+    with stack.deployed(name):
+        tokens = [token for event in stack.generation().Generate(request) for token in event.delta.tokens]
     assert len(tokens) == 24
     expected = reference.step_logits([*prompt, *(token.id for token in tokens[:-1])], len(prompt))
     assert deviation(torch.tensor([list(token.logits) for token in tokens]), expected) < TOLERANCE

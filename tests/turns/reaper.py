@@ -28,7 +28,7 @@ def main() -> int:
     """Gives the exit code."""
     end_s = time.monotonic() + float(sys.argv[1])
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "this kernel gives orphans to nobody else")
+        raise OSError(ctypes.get_errno(), "this kernel cannot give orphans to this process")
     process = subprocess.Popen(sys.argv[2:], start_new_session=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -86,8 +86,6 @@ def test_import_of_another_layout(stack: Stack, tiny: str) -> None:
 
 def test_alias_is_followed(stack: Stack, tiny: str) -> None:
     stack.kiln("bundles", "alias", "tiny", "live")
-    words = ("--deployment", "follower", "--threads-per-core", "1", "--follow-alias")
-    stack.kiln("load", "tiny@live", *words)
-    deployment = stack.get("follower")
-    assert (deployment.followed_alias, deployment.threads_per_core) == ("tiny@live", 1)
-    stack.kiln("unload", "follower")
+    with stack.deployed("follower", "tiny@live", "--threads-per-core", "1", "--follow-alias"):
+        deployment = stack.get("follower")
+        assert (deployment.followed_alias, deployment.threads_per_core) == ("tiny@live", 1)

@@ -42,10 +42,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> It
 
 
 @pytest.fixture(scope="module")
-def demo(guarded: Stack) -> str:
+def demo(guarded: Stack) -> Iterator[str]:
     """The shipped model: the runtime asks the compiler for it, with its own token."""
     guarded.provide("tiny", TINY, CONFIG)
-    return guarded.deploy("demo", "tiny")
+    with guarded.deployed("demo", "tiny"):
+        yield "demo"
 
 
 @pytest.fixture
