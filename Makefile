@@ -51,10 +51,11 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 # What decides in CI: the static checks, then every test but the slow ones. Four workers for two cores, because many
-# tests wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
+# tests wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first. What takes
+# over 30 s is listed.
 test: lint
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 3 \
-	  $(if $(OUTCOMES),-p tests.turns.outcomes --outcomes $(OUTCOMES))
+	  --durations 0 --durations-min 30 $(if $(OUTCOMES),-p tests.turns.outcomes --outcomes $(OUTCOMES))
 
 # The slow tests of what changed since yesterday, or of FILES.
 test-slow: setup
