@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from compiler_svc.models.errors import ModelConfigInvalid
 from compiler_svc.models.size_limits import MAX_POSITIONS, SIZE_LIMITS
 from compiler_svc.planning.admission import MAX_EXECUTABLES, admit_request
 from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.report import PlanReport
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.directory import MAX_TEXT_BYTES
 from compiler_svc.weights.errors import CheckpointInvalid
@@ -24,9 +26,11 @@ from tests.checkpoints.headers import write_headers
 from tests.unit.compiler_svc.planning.planning import compile_request, request
 
 HUGE = 2**31 - 1
-#: What a test may allocate beyond what the process has, and the processor time that a plan may take.
+#: What a test may allocate beyond what the process has.
 ROOM_BYTES = 512 << 20
-MAX_PLAN_S = 4.0
+#: What a plan may take, in times of a million calls of Python on this processor, which other programs may slow down
+#: alike: three times what it takes.
+MAX_PLAN = 250.0
 
 
 @pytest.fixture(autouse=True)
@@ -147,13 +151,12 @@ def test_a_plan_at_the_limits_is_quick(planner: Planner, pickled: str) -> None:
             "modules_to_not_convert": [f"module{number}" for number in range(MAX_TEXTS)],
         },
     }
-    # The least of a few: a thread that shares the core takes nearly half of what it can do.
-    durations_s = []
-    while not durations_s or (min(durations_s) >= MAX_PLAN_S and len(durations_s) < 3):
-        started_s = time.process_time()
-        assert not planner.plan(request(pickled, "trn1", document=document)).fits
-        durations_s.append(time.process_time() - started_s)
-    assert min(durations_s) < MAX_PLAN_S
+    reports: list[PlanReport] = []
+    asked = request(pickled, "trn1", document=document)
+    calls_s = timeit(lambda: None, number=1_000_000, timer=time.process_time)
+    plan_s = timeit(lambda: reports.append(planner.plan(asked)), number=1, timer=time.process_time)
+    assert not reports[0].fits
+    assert plan_s < MAX_PLAN * calls_s
 
 
 def test_a_long_json_file_of_a_checkpoint_is_not_read(tmp_path: Path) -> None:
