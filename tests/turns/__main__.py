@@ -28,14 +28,14 @@ from tests.parity.__main__ import digest_sources, read_commit
 from tests.parity.cases import all_cases
 from tests.parity.record import RECORD_VARIABLE, ParityRecord
 from tests.turns.choice import choose_files, find_touched
-from tests.turns.reaper import LATE
+from tests.turns.reaper import LATE, LEAVE_S
 from tests.turns.record import FileResult, find_state, flaky_record, last_runs, limit_of, slow_record
 from tests.turns.report import render_report, render_rows
 
 MATRIX: Final = "tests/parity/test_parity.py"
 NUM_WORKERS: Final = 2
-#: What runs when the time is over is killed so much later; no test begins any more.
-GRACE_S: Final = 120.0
+#: What runs when the time is over is interrupted so much later, and killed after two minutes; no test begins any more.
+GRACE_S: Final = 120.0 - LEAVE_S
 #: Tests of one file follow each other, so a worker may be idle in the end.
 USABLE: Final = 0.9
 DAY_S: Final = 24 * 3600
@@ -49,13 +49,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="take files by turns, for so long")
     parser.add_argument("--report", action="store_true", help="print what is known of earlier runs, and run nothing")
     arguments = parser.parse_args()
+    end = float("inf") if arguments.minutes is None else time.time() + 60 * arguments.minutes
     directory = find_state()
     record = slow_record(directory)
     files = arguments.files or collect()
     if arguments.report:
         sys.stdout.write(render_report(files, record.read(), flaky_record(directory).read(), count_parity(directory)))
         return 0
-    end = float("inf") if arguments.minutes is None else time.time() + 60 * arguments.minutes
     if not arguments.files:
         files = choose(files, record.read(), end)
     num_before = len(record.read())
