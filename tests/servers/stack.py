@@ -121,29 +121,28 @@ class Stack:
             self.kiln("unload", deployment)
 
     def take_left(self) -> list[str]:
-        """What tests have left here, for the file that did; deployments are unloaded, so that no other file fails."""
-        left = self.list_left()
-        for deployment in (name for kind, _, name in (one.partition(" ") for one in left) if kind == "deployment"):
-            self.kiln("unload", deployment)
-        return left
+        """What tests have left here; it is ended, so that only the file fails that left it.
 
-    def list_left(self) -> list[str]:
-        """Deployments, with their sessions, held cores, operations that go on, and leases."""
-        with grpc.insecure_channel(self.runtime) as channel:
-            service = runtime_pb2_grpc.RuntimeServiceStub(channel)
-            deployments = service.ListDeployments(runtime.ListDeploymentsRequest()).deployments
+        Deployments, with their sessions; held cores; operations that go on; leases.
+        """
+        with grpc.insecure_channel(self.runtime) as to_runtime, grpc.insecure_channel(self.compiler) as to_compiler:
+            service = runtime_pb2_grpc.RuntimeServiceStub(to_runtime)
+            operations = operations_pb2_grpc.OperationsStub(to_compiler)
+            bundles = bundle_pb2_grpc.BundleServiceStub(to_compiler)
             server = service.GetServerInfo(runtime.GetServerInfoRequest())
-        with grpc.insecure_channel(self.compiler) as channel:
-            listing = operations_pb2.ListOperationsRequest(page_size=1000)
-            operations = operations_pb2_grpc.OperationsStub(channel).ListOperations(listing).operations
-            leases = bundle_pb2_grpc.BundleServiceStub(channel).ListLeases(bundle_pb2.ListLeasesRequest()).leases
-        num_cores = server.total_cores - server.free_cores
-        return [
-            *(f"deployment {deployment.id}" for deployment in deployments),
-            *([f"{num_cores} held cores"] if num_cores else []),
-            *(f"operation {operation.name}" for operation in operations if not operation.done),
-            *(f"lease of {lease.holder} on {lease.digest}" for lease in leases),
-        ]
+            num_cores = server.total_cores - server.free_cores
+            left = [f"{num_cores} held cores"] if num_cores else []
+            for deployment in service.ListDeployments(runtime.ListDeploymentsRequest()).deployments:
+                left.append(f"deployment {deployment.id}")
+                service.UnloadBundle(runtime.UnloadBundleRequest(deployment_id=deployment.id))
+            for operation in operations.ListOperations(operations_pb2.ListOperationsRequest(page_size=1000)).operations:
+                if not operation.done:
+                    left.append(f"operation {operation.name}")
+                    operations.CancelOperation(operations_pb2.CancelOperationRequest(name=operation.name))
+            for lease in bundles.ListLeases(bundle_pb2.ListLeasesRequest()).leases:
+                left.append(f"lease of {lease.holder} on {lease.digest}")
+                bundles.ReleaseLease(bundle_pb2.ReleaseLeaseRequest(holder=lease.holder, digest=lease.digest))
+        return left
 
     def get(self, deployment: str) -> runtime.Deployment:
         """What the runtime says of a deployment."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
+from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
+from runtime_svc.deployments.records import FILE_NAME, RUNTIME_ID
 from tests.hang_guard import HANG_S
 from tests.processes import descendants, is_rank, living_descendants, name_of
 from tests.repository import ROOT
@@ -156,7 +159,7 @@ class RuntimeProcess:
 
 @contextmanager
 def run_runtime(compiler: str | None, directory: Path, *arguments: str) -> Iterator[RuntimeProcess]:
-    """A started runtime that is stopped at the end."""
+    """A started runtime that is stopped at the end, for good: so its leases end, too."""
     directory.mkdir(parents=True, exist_ok=True)
     process = RuntimeProcess(compiler, directory, *arguments)
     process.start()
@@ -164,6 +167,18 @@ def run_runtime(compiler: str | None, directory: Path, *arguments: str) -> Itera
         yield process
     finally:
         process.stop()
+        if compiler is not None:
+            release_leases(compiler, directory)
+
+
+def release_leases(compiler: str, directory: Path) -> None:
+    """Ends the leases of a stopped runtime whose state is somewhere below a directory."""
+    (state,) = directory.rglob(FILE_NAME)
+    with closing(sqlite3.connect(state)) as database:
+        ((runtime_id,),) = database.execute("SELECT value FROM facts WHERE name = ?", (RUNTIME_ID,))
+    with grpc.insecure_channel(compiler) as channel:
+        request = bundle_pb2.ReleaseLeaseRequest(holder=f"runtime/{runtime_id}")
+        bundle_pb2_grpc.BundleServiceStub(channel).ReleaseLease(request)
 
 
 def assert_blobs_are_whole(cache: Path) -> int:
