@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from execution.forkserver.descendants import adopt_orphans, end_descendants
@@ -27,9 +29,21 @@ def die_with_parent(death_signal: signal.Signals, parent_pid: int | None = None)
 
     A forked child passes its parent's id; None takes it from the environment.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
+    _set_death_signal(death_signal)
     if os.getppid() != (int(os.environ[PARENT_ENVIRONMENT]) if parent_pid is None else parent_pid):
         os.kill(os.getpid(), death_signal)
+
+
+@contextmanager
+def outliving_parent(parent_pid: int) -> Iterator[None]:
+    """Lets this process, which dies with its parent by SIGKILL, come to the end of the block first."""
+    _set_death_signal(0)
+    yield
+    die_with_parent(signal.SIGKILL, parent_pid)
+
+
+def _set_death_signal(number: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_tree_with_parent(parent_pid: int) -> None:

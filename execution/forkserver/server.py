@@ -27,7 +27,7 @@ from typing import Final, NoReturn
 from bundle.host.confinement import SERVICE, confine
 from bundle.host.shortage import name_shortage
 from execution.forkserver.descendants import adopt_orphans, end_children
-from execution.forkserver.parent_death import die_with_parent
+from execution.forkserver.parent_death import die_with_parent, outliving_parent
 from execution.forkserver.protocol import (
     Announced,
     Call,
@@ -71,7 +71,7 @@ class _Server:
     def __init__(self, preload: Call, connection: socket.socket) -> None:
         self._preload: Call | None = preload
         self._connection = connection
-        self._pid = os.getpid()
+        self._pid, self._parent_pid = os.getpid(), os.getppid()
         self._children: list[_Child] = []
         self._selector = selectors.PollSelector()
         self._selector.register(connection, selectors.EVENT_READ, self._take_request)
@@ -186,12 +186,15 @@ class _Server:
         if child not in self._children:
             # Both happened at once.
             return
-        # This comes before the kernel can give the id of the leader, and so of the group, to another process.
-        child.kill()
-        _, status = os.waitpid(child.pid, 0)
-        self._children.remove(child)
-        # What it had started outside its group is this process's now.
-        end_children(spared={one.pid for one in self._children})
+        # A parent that dies takes clients along. Where this process died between the two, nobody would be left to end
+        # what the child had started outside its group.
+        with outliving_parent(self._parent_pid):
+            # This comes before the kernel can give the id of the leader, and so of the group, to another process.
+            child.kill()
+            _, status = os.waitpid(child.pid, 0)
+            self._children.remove(child)
+            # What it had started outside its group is this process's now.
+            end_children(spared={one.pid for one in self._children})
         _report(child.reports, Ended(os.waitstatus_to_exitcode(status)))
         for end in (child.pidfd, child.reports):
             self._selector.unregister(end)

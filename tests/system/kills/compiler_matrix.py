@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -36,7 +37,8 @@ REASONS: Final[Mapping[str, frozenset[str]]] = {
     "kiln-plan": frozenset({"PLAN_FAILED"}),
     "kiln-fetches": frozenset({"PLAN_FAILED"}),
     "kiln-fetch": frozenset({"PLAN_FAILED"}),
-    "kiln-builds": frozenset({"BUILD_FAILED"}),
+    # A build may still tell what it has lost with its forkserver, before it dies of that itself.
+    "kiln-builds": frozenset({"BUILD_FAILED", "TEXT_PROCESS_LOST"}),
     "kiln-build": frozenset({"BUILD_FAILED"}),
     "kiln-text": frozenset({"TEXT_PROCESS_LOST"}),
     "kiln-lowerings": frozenset({"LOWERING_FAILED"}),
@@ -47,7 +49,7 @@ REASONS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 #: What operations and calls say when a forkserver has taken them along, and when a build has hung.
-WITH_FORKSERVER: Final = "with the process that it was forked from"
+WITH_FORKSERVER: Final = re.compile("with the process that it was forked from|its forkserver ended")
 IDLE_TIMEOUT_S: Final = 20
 STALLED: Final = f"computed nothing for {IDLE_TIMEOUT_S} s"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def lower() -> None:
     with subprocess.Popen(sleep) as compiler, subprocess.Popen(sleep, start_new_session=True) as loner:
         note("compiler", compiler.pid)
         note("loner", loner.pid)
+
+
+def lose_parent() -> None:
+    """Lets a forkserver's parent die as soon as the forkserver waits for a process that it has killed."""
+    wait, parent = os.waitpid, os.getppid()
+
+    def wait_as_orphan(pid: int, options: int) -> tuple[int, int]:
+        os.kill(parent, signal.SIGKILL)
+        while os.getppid() == parent:
+            time.sleep(0.001)
+        return wait(pid, options)
+
+    os.waitpid = wait_as_orphan
 
 
 def start_thread() -> None:

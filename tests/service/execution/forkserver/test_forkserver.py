@@ -313,3 +313,25 @@ def test_nothing_is_left_of_a_killed_process(
     while any(map(lives, gone)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [name for name in MEMBERS if lives(family[name])] == survivors.split()
+
+
+def test_a_forkserver_whose_parent_dies_ends_what_a_process_has_left_behind() -> None:
+    front = f"""
+import asyncio
+from execution.forkserver.client import Forkserver
+from execution.forkserver.protocol import Call
+
+async def run():
+    forkserver = Forkserver("forkserver", Call("{FAMILY}:lose_parent"))
+    await forkserver.start(Call("os:system", ("setsid sleep 600 & echo $! >&2",)), name="one").wait()
+
+asyncio.run(run())
+"""
+    with subprocess.Popen([sys.executable, "-c", front], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        loner = psutil.Process(int(process.stderr.readline()))
+        assert process.wait() == -signal.SIGKILL
+        _, left = psutil.wait_procs([loner], HANG_S)
+        for one in left:
+            one.kill()
+        assert left == []
