@@ -13,41 +13,41 @@ import pytest
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from kiln_client import AsyncRuntime, AsyncStream, Runtime, Stream, errors
 
-from tests.hang_guard import HANG_S
+from tests.hang_guard import HANG_S, until
 from tests.servers import responses as samples
 from tests.servers.scripted_server import HANG, ScriptedServer, refusal
 
-Leave = Callable[[AsyncRuntime], "asyncio.Future[None]"]
+Leave = Callable[[AsyncRuntime, ScriptedServer], "asyncio.Future[None]"]
 
 
-async def left_by_break(runtime: AsyncRuntime) -> None:
+async def left_by_break(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     async for _ in runtime.generate("demo", "x"):
         break
 
 
-async def left_by_exception(runtime: AsyncRuntime) -> None:
+async def left_by_exception(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     with contextlib.suppress(ZeroDivisionError):
         async for _ in runtime.generate("demo", "x"):
             1 / 0  # noqa: B018
 
 
-async def left_by_context(runtime: AsyncRuntime) -> None:
+async def left_by_context(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     async with runtime.generate("demo", "x") as events:
         await anext(events)
 
 
-async def left_by_aclosing(runtime: AsyncRuntime) -> None:
+async def left_by_aclosing(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     async with contextlib.aclosing(runtime.generate("demo", "x")) as events:
         await anext(events)
 
 
-async def left_by_deletion(runtime: AsyncRuntime) -> None:
+async def left_by_deletion(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     events = runtime.generate("demo", "x")
     await anext(events)
     del events
 
 
-async def left_by_collector(runtime: AsyncRuntime) -> None:
+async def left_by_collector(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     events = runtime.generate("demo", "x")
     await anext(events)
     cycle: list[object] = [events]
@@ -56,18 +56,24 @@ async def left_by_collector(runtime: AsyncRuntime) -> None:
     await asyncio.to_thread(gc.collect)  # the collector may run in any thread
 
 
-async def left_by_cancelled_reader(runtime: AsyncRuntime) -> None:
+async def left_by_cancelled_reader(runtime: AsyncRuntime, server: ScriptedServer) -> None:
     task = asyncio.create_task(runtime.complete("demo", "x"))
-    await asyncio.sleep(0.2)
+    await until(lambda: server.requests["Generate"])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def left_by_timeout(runtime: AsyncRuntime) -> None:
+async def left_by_timeout(runtime: AsyncRuntime, server: ScriptedServer) -> None:
+    async def expire(limit: asyncio.Timeout) -> None:
+        await until(lambda: server.requests["Generate"])
+        limit.reschedule(asyncio.get_running_loop().time())
+
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.2):
+        async with asyncio.timeout(None) as limit:
+            expiring = asyncio.create_task(expire(limit))
             await runtime.complete("demo", "x")
+    await expiring
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ async def left_by_timeout(runtime: AsyncRuntime) -> None:
 async def test_server_sees_that_nobody_reads(server: ScriptedServer, leave: Leave) -> None:
     server.script("Generate", [samples.accepted(), HANG])
     async with AsyncRuntime(server.address) as runtime:
-        await leave(runtime)
+        await leave(runtime, server)
         # While the channel is still open: it is the stream that ended, not the connection.
         assert await asyncio.to_thread(server.cancelled["Generate"].wait, HANG_S)
 
@@ -107,15 +113,17 @@ async def test_server_sees_a_reader_that_is_cancelled_as_its_request_is_sent(ser
 async def test_abort_ends_another_tasks_iteration(server: ScriptedServer) -> None:
     server.script("Generate", [samples.accepted(), HANG])
     async with AsyncRuntime(server.address) as runtime:
-        events = runtime.generate("demo", "x")
+        events, received = runtime.generate("demo", "x"), asyncio.Queue[GenerateResponse]()
 
-        async def read() -> int:
-            return len([event async for event in events])
+        async def read() -> None:
+            async for event in events:
+                received.put_nowait(event)
 
         reader = asyncio.create_task(read())
-        await asyncio.sleep(0.2)
+        await received.get()
         events.abort()
-        assert await reader == 1
+        await reader
+        assert received.empty()
         assert not reader.cancelled()
         assert [event async for event in events] == []
 
@@ -143,7 +151,7 @@ async def test_closing_the_client_is_no_cancellation_of_its_callers(server: Scri
     runtime = AsyncRuntime(server.address)
     arguments = ("demo", "x") if method == "complete" else ("demo",)
     caller = asyncio.create_task(getattr(runtime, method)(*arguments))
-    await asyncio.sleep(0.2)
+    await until(lambda: any(server.requests.values()))
     await runtime.close()
     with pytest.raises(errors.ClientClosed):
         await caller

@@ -18,7 +18,7 @@ from kiln.bundle.v1 import bundle_pb2
 from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import AddressUnavailable
-from tests.hang_guard import HANG_S
+from tests.hang_guard import HANG_S, until
 from tests.repository import ROOT
 from tests.running_time import running_time
 from tests.servers.certificates import make_certificate
@@ -56,10 +56,13 @@ async def test_an_old_connection_is_replaced_and_its_calls_finish() -> None:
         stream = aiter(stub(channel).ReadBlob(READ))
         await anext(stream)
         first_peer = probe.peer
-        await asyncio.sleep(1)
         probe.answer = answer
-        await stub(channel).GetBundle(GET)
-        assert probe.peer not in ("", first_peer)
+
+        async def is_replaced() -> bool:
+            await stub(channel).GetBundle(GET)
+            return probe.peer not in ("", first_peer)
+
+        await until(is_replaced)
         release.set()
         assert [response async for response in stream] == [CHUNK]
 
