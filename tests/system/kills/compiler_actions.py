@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -28,13 +27,13 @@ from tests.bundles.samples import publish_sample
 from tests.checkpoints.random_weights import CONFIG as MODEL_CONFIG
 from tests.checkpoints.random_weights import random_tensors, write_checkpoint
 from tests.checkpoints.tokenizer_sources import train_sentencepiece
-from tests.hang_guard import HANG_S
+from tests.hang_guard import HANG_S, until
 from tests.processes import living_descendants
 from tests.servers.answers import reason_in, reason_of
 from tests.servers.compiler_process import CompilerProcess, run_compiler, wait_until_gone
+from tests.servers.halt import SITE, Halt
 from tests.servers.running_compiler import response_of
-from tests.system.kills.compiler_matrix import OPERATION
-from tests.system.kills.kill import Death
+from tests.system.kills.kill import OPERATION, Death
 from tests.system.kills.neuron_double import NEURON_CONFIG, NeuronDouble
 
 CONFIG: Final = {
@@ -64,6 +63,7 @@ class RestartedCompiler:
         self._options = options
         self._context = AsyncExitStack()
         self.neuron = NeuronDouble(home)
+        self.halt = Halt(home / "halt")
         self.running: CompilerProcess
         #: Whether it has the bundle whose executables `shard` takes.
         self.has_base = False
@@ -77,11 +77,12 @@ class RestartedCompiler:
     async def start(self) -> None:
         self._context = AsyncExitStack()
         self.running = await self._context.enter_async_context(
-            run_compiler(self.home, "--neuron-python", str(self.neuron.interpreter), *self._options)
+            run_compiler(self.home, "--neuron-python", str(self.neuron.interpreter), *self._options, site=SITE)
         )
 
     async def stop(self) -> None:
         """Ends it; returns when everything below it has ended, too."""
+        self.halt.withdraw()
         followers = living_descendants(self.pid)
         await self._context.aclose()
         await wait_until_gone(*followers)
@@ -90,27 +91,25 @@ class RestartedCompiler:
         """The living processes of a name; `compiler` is the service itself."""
         return [psutil.Process(self.pid)] if victim == "compiler" else self.running.find(victim)
 
-    async def strike(self, death: Death[Any], operation: str) -> bool:
-        """Sends a process of the victim's name the signal; returns whether there was one.
+    async def strike(self, death: Death[Any], operation: str) -> None:
+        """Sends the first process of the victim's name a signal, or cancels the operation, and lets others go on.
 
-        With a compiler dies everything below it; then it is started again.
+        With a compiler dies everything below it; it has to be started again.
         """
+        halted = self.halt.find()
         if death.victim == OPERATION:
             await self.running.client.cancel(operation)
-            return True
-        for process in self.find(death.victim)[:1]:
-            with suppress(ProcessLookupError):
-                if death.victim != "compiler":
-                    os.kill(process.pid, death.number)
-                    return True
-                followers = living_descendants(self.pid)
-                os.kill(process.pid, death.number)
-                await wait_until_gone(*followers, *self.neuron.find_processes())
-                await self._context.aclose()
-                self.before_restart()
-                await self.start()
-                return True
-        return False
+        else:
+            followers = living_descendants(self.pid) if death.victim == "compiler" else []
+            victim = (await until(lambda: self.find(death.victim)))[0]
+            victim.send_signal(death.number)
+        if halted and (death.victim == OPERATION or halted != victim):
+            with suppress(psutil.NoSuchProcess):
+                halted.resume()
+        if death.victim == "compiler":
+            await wait_until_gone(*followers, *self.neuron.find_processes())
+            await self._context.aclose()
+            self.before_restart()
 
 
 @dataclass

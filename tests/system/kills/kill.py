@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+#: The victim that stands for the operation itself, which is cancelled.
+OPERATION: Final = "operation"
 
 P = TypeVar("P")
 

@@ -14,7 +14,7 @@ from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from tests.neuron.neuronx_cc import write_waiting_program
+from tests.neuron.neuronx_cc import find_waiting, write_waiting_program
 from tests.neuron.stand_in import LIBRARY, build_stand_in, make_environment
 from tests.neuron.standin import make_interpreter
 from tests.processes import lives
@@ -48,13 +48,17 @@ class NeuronDouble:
         directory.mkdir()
         self.interpreter = make_interpreter(directory)
         self.orders = directory / "orders.json"
-        self._home = home
+        self._home, self._waiting = home, home / "waiting"
 
     def hold(self, *, leads_session: bool) -> None:
         """Lets neuronx-cc run until it is killed."""
-        waiting = self._home / "waiting"
-        shutil.rmtree(waiting, ignore_errors=True)
-        self.orders.write_text(json.dumps({"program": write_waiting_program(waiting, leads_session=leads_session)}))
+        shutil.rmtree(self._waiting, ignore_errors=True)
+        program = write_waiting_program(self._waiting, leads_session=leads_session)
+        self.orders.write_text(json.dumps({"program": program}))
+
+    def count_waiting(self) -> int:
+        """How many wait until they are killed, since the last `hold`."""
+        return len(find_waiting(self._waiting))
 
     def answer(self) -> None:
         """Lets neuronx-cc make NEFFs that the stand-in for libnrt loads."""

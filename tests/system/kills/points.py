@@ -1,90 +1,84 @@
-"""Points of what a compiler does at which the matrix kills its processes, all of them seen from outside."""
+"""Points of what a compiler does at which the matrix kills its processes: at each of them, something stands still."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-from kiln.compiler.v1 import compiler_pb2 as pb
-
-from bundle.store.layout import Layout
 from compiler_svc.builds.finished_shards import FOLDER as SHARDED
 from tests.processes import name_of
-from tests.servers.compiler_process import CompilerProcess
+from tests.system.kills.compiler_actions import RestartedCompiler
 
 _POLL_INTERVAL_S = 0.001
 
 
 @dataclass(frozen=True)
-class Message:
-    """The moment at which the operation reports a message, or up to `delay_s` after it."""
+class Doing:
+    """The moment before a process does something with a file, for the first time or a later one; it stands still.
 
-    text: str
-    delay_s: float = 0.0
-
-    async def wait(self, compiler: CompilerProcess, home: Path, operation: str) -> None:
-        watching = compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation))
-        async for event in watching:
-            if event.progress.message.endswith(self.text) or event.WhichOneof("event") != "progress":
-                break
-
-    def __str__(self) -> str:
-        return f"{self.text} + {self.delay_s:g} s"
-
-
-@dataclass(frozen=True)
-class Found:
-    """The moment at which the store has more of certain files than before the action began, or went on."""
+    Attributes:
+        what: What it does, for the row's name.
+        pattern: See `Halt.order`.
+    """
 
     what: str
-    count: Callable[[Path], int]
-    more: int = 1
+    pattern: str
+    ordinal: int = 1
 
-    async def wait(self, compiler: CompilerProcess, home: Path, operation: str, num_before: int) -> None:
-        least = num_before + self.more
-        waiting = asyncio.create_task(compiler.client.watch(operation))
-        while not (self.count(home) >= least or waiting.done()):  # noqa: ASYNC110 - files announce no change
+    def order(self, compiler: RestartedCompiler) -> None:
+        """Called before the action begins, or goes on."""
+        compiler.halt.order(self.pattern, self.ordinal)
+
+    async def wait(self, compiler: RestartedCompiler) -> None:
+        while compiler.halt.find() is None:  # noqa: ASYNC110 - no process announces it
             await asyncio.sleep(_POLL_INTERVAL_S)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        if not waiting.cancelled() and isinstance(waiting.exception(), grpc.aio.AioRpcError):
-            raise AssertionError(f"the compiler died before {self}")
-        if self.count(home) < least:
-            # The operation has ended, and its caller learns of it.
-            await asyncio.Event().wait()
 
     def __str__(self) -> str:
-        return f"{self.more} more {self.what}"
+        return f"{self.what} {self.ordinal}" if self.ordinal > 1 else self.what
 
 
 @dataclass(frozen=True)
-class Running:
-    """The moment at which the first or a later process of a name runs, or up to `delay_s` after it."""
+class Compiling:
+    """The moment at which a C++ compiler runs; when one ends, another one of the lowering begins."""
 
-    name: str
-    delay_s: float = 0.0
-    ordinal: int = 1
+    def order(self, compiler: RestartedCompiler) -> None:
+        compiler.halt.withdraw()
 
-    async def wait(self, compiler: CompilerProcess, home: Path, operation: str) -> None:
-        seen: set[int] = set()
-        while len(seen) < self.ordinal:
-            seen |= {process.pid for process in compiler.find(self.name)}
+    async def wait(self, compiler: RestartedCompiler) -> None:
+        while not compiler.find("cc1plus"):  # noqa: ASYNC110 - none is announced
             await asyncio.sleep(_POLL_INTERVAL_S)
 
     def __str__(self) -> str:
-        which = f" {self.ordinal}" if self.ordinal > 1 else ""
-        return f"{self.name}{which} runs + {self.delay_s:g} s"
+        return "cc1plus runs"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The moment at which so many of neuronx-cc's double wait until they are killed."""
+
+    num_waiting: int
+
+    def order(self, compiler: RestartedCompiler) -> None:
+        compiler.halt.withdraw()
+
+    async def wait(self, compiler: RestartedCompiler) -> None:
+        while compiler.neuron.count_waiting() < self.num_waiting:  # noqa: ASYNC110 - files announce no change
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+    def __str__(self) -> str:
+        return f"{self.num_waiting} neuronx-cc wait"
 
 
 @dataclass(frozen=True)
 class Interpreting:
-    """The moment at which a lowering for Neuron has begun another interpreter."""
+    """The moment at which a lowering for Neuron has begun another interpreter, which will wait for neuronx-cc."""
 
-    async def wait(self, compiler: CompilerProcess, home: Path, operation: str) -> None:
-        while not {*map(name_of, compiler.lowerings())} - {"kiln-lowering", ""}:  # noqa: ASYNC110 - none is announced
+    def order(self, compiler: RestartedCompiler) -> None:
+        compiler.halt.withdraw()
+
+    async def wait(self, compiler: RestartedCompiler) -> None:
+        while not {*map(name_of, compiler.running.lowerings())} - {"kiln-lowering", ""}:  # noqa: ASYNC110 - as above
             await asyncio.sleep(_POLL_INTERVAL_S)
 
     def __str__(self) -> str:
@@ -92,44 +86,22 @@ class Interpreting:
 
 
 @dataclass(frozen=True)
-class After:
-    """A share of the time that the action takes when it is left alone."""
-
-    share: float
-
-    def __str__(self) -> str:
-        return f"{self.share:.0%} of its time"
-
-
-@dataclass(frozen=True)
 class Before:
     """Before the action begins: the victim is idle."""
 
-    async def wait(self, compiler: CompilerProcess, home: Path, operation: str) -> None:
+    def order(self, compiler: RestartedCompiler) -> None:
+        compiler.halt.withdraw()
+
+    async def wait(self, compiler: RestartedCompiler) -> None:
         """Has passed."""
 
     def __str__(self) -> str:
         return "idle"
 
 
-Point = Message | Found | Running | Interpreting | After | Before
+Point = Doing | Compiling | Waiting | Interpreting | Before
 
-
-def count_blobs(home: Path) -> int:
-    return sum(1 for _ in Layout(home / "store").list_blobs())
-
-
-def count_listed(home: Path) -> int:
-    return len(Layout(home / "store").read_index().manifests)
-
-
-def count_staged(home: Path) -> int:
-    return len(list((home / "store" / ".kiln" / "staging").iterdir()))
-
-
-def count_waiting(home: Path) -> int:
-    """How many of neuronx-cc's double wait until they are killed."""
-    return len(list((home / "waiting").glob("*")))
+_DIGEST = "[0-9a-f]{64}"
 
 
 def list_lowered(home: Path) -> list[Path]:
@@ -140,21 +112,42 @@ def list_sharded(home: Path) -> list[Path]:
     return list((home / "store" / "jobs").glob(f"*/{SHARDED}/rank*.json"))
 
 
-def blobs(more: int) -> Found:
-    return Found("blobs", count_blobs, more)
+def begins(name: str, ordinal: int = 1) -> Doing:
+    """A forked process has its name, and nothing else yet."""
+    return Doing(f"{name} begins", f"^{name} ", ordinal)
 
 
-def lowered(more: int) -> Found:
-    return Found("lowered executables", lambda home: len(list_lowered(home)), more)
+def blob(ordinal: int) -> Doing:
+    """It is whole, and gets its name."""
+    return Doing("names blob", f"rename .*/blobs/sha256/{_DIGEST}$", ordinal)
 
 
-def sharded(more: int) -> Found:
-    return Found("finished shards", lambda home: len(list_sharded(home)), more)
+def lowered(ordinal: int) -> Doing:
+    return Doing("records a lowered executable", "rename .*/lowered/.*[.]json$", ordinal)
 
 
-def listed(more: int) -> Found:
-    """1: the bundle. 2, 3: its golden result and the list of its referrers. 4: its build record. 5: its tag."""
-    return Found("entries of the index", count_listed, more)
+def sharded(ordinal: int) -> Doing:
+    return Doing("records a finished shard", f"rename .*/{SHARDED}/rank[0-9]+[.]json$", ordinal)
 
 
-STAGED = Found("unfinished blobs", count_staged)
+def listed(ordinal: int) -> Doing:
+    """1: the bundle. 2, 3: its golden result and its build record, with the list of its referrers. 4: its tag."""
+    return Doing("replaces the index", "rename .*/store/index[.]json$", ordinal)
+
+
+def removed(ordinal: int) -> Doing:
+    return Doing("removes blob", f"remove .*/blobs/sha256/{_DIGEST}$", ordinal)
+
+
+PREPARING = Doing("prepares a build's directory", "^(?!kiln-).* mkdir .*/jobs/[^/]+/sharded$")
+EXPORTING = Doing("exports a graph", "^kiln-build write .*/work/[^/]+/program[.]pt2$")
+STAGING = Doing("begins a blob", "write .*/staging/[^/]+$")
+SHARDING = Doing("records the first shard", f"write .*/{SHARDED}/rank[0-9]+[.]new$")
+#: transformers looks for the reference's files.
+CHECKING = Doing("compares logits with the reference", "^kiln-build listdir .*/models/[^/]+/$")
+UNPINNING = Doing("removes pins", "^kiln-build remove .*/pins/[^/]+$", 3)
+CLEARING = Doing("clears the build's directory", "^(?!kiln-).* remove lock$")
+TAGGING = Doing("tags the bundle", "^(?!kiln-).* rename .*/store/index[.]json$")
+TRYING = Doing("tries the converted tokenizer", "^kiln-text putenv ", 2)
+LOWERING = Doing("lowers", "^kiln-lowering mkdir .*/inductor$")
+LOADING = Doing("loads an executable", "^kiln-rank-1 read .*/blobs/sha256/")

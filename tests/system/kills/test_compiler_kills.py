@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
 from tests.processes import living_descendants, name_of
 from tests.servers.compiler_process import wait_until_gone
+from tests.servers.halt import VARIABLE as HALT_VARIABLE
 from tests.servers.stores import check_store, list_needed_blobs
 from tests.system.kills.compiler_actions import (
     ACTIONS,
@@ -37,25 +38,21 @@ from tests.system.kills.compiler_actions import (
 from tests.system.kills.compiler_matrix import (
     COMPILER_KILLS,
     IDLE_TIMEOUT_S,
-    OPERATION,
     REASONS,
     STALLED,
     WITH_FORKSERVER,
 )
-from tests.system.kills.kill import Death, Kill
-from tests.system.kills.neuron_double import VARIABLE
-from tests.system.kills.points import After, Before, Found, Message, Point, Running, list_lowered, list_sharded
+from tests.system.kills.kill import OPERATION, Death, Kill
+from tests.system.kills.neuron_double import VARIABLE as NEURON_VARIABLE
+from tests.system.kills.points import Before, Point, list_lowered, list_sharded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 #: Children that a compiler keeps.
 KEPT_CHILDREN: Final = {"kiln-plans", "kiln-fetches", "kiln-builds", "kiln-lowerings"}
-#: A victim may have ended before the signal came: as often the action is done again, and the signal comes sooner.
-ATTEMPTS: Final = 8
 #: Actions that a compiler does not resume when it is started again.
 CALLS: Final = {"plan", "plan a URL", "import", "collect", "delete"}
 _numbers = count()
-_durations_s: dict[str, float] = {}
 #: By action, the bundle that builds make of equal inputs, disturbed or not.
 _digests: dict[str, str] = {}
 
@@ -76,7 +73,8 @@ async def compiler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Re
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TMPDIR", str(home / "temporary" / "files"))
         patch.setitem(os.environ, "XDG_RUNTIME_DIR", str(home / "temporary" / "run"))
-        patch.setitem(os.environ, VARIABLE, str(restarted.neuron.orders))
+        patch.setitem(os.environ, NEURON_VARIABLE, str(restarted.neuron.orders))
+        patch.setitem(os.environ, HALT_VARIABLE, str(restarted.halt.folder))
         os.sched_setaffinity(0, sorted(allowed)[:2])
         await restarted.start()
         yield restarted
@@ -90,17 +88,11 @@ async def kept(compiler: RestartedCompiler) -> str:
 
 
 class Attempt:
-    """An action, and the deaths that it meets.
+    """An action, and the deaths that it meets."""
 
-    Attributes:
-        patience: The share of its delay that a point waits: an action may take less time than where it was measured.
-    """
-
-    def __init__(self, compiler: RestartedCompiler, action: str, patience: float = 1.0) -> None:
+    def __init__(self, compiler: RestartedCompiler, action: str) -> None:
         self.number = next(_numbers)
-        self.num_deaths = 0
         self.outcome = Outcome()
-        self.patience = patience
         self._compiler = compiler
         self._action = action
         self._num_tries = 0
@@ -108,78 +100,70 @@ class Attempt:
         #: What the deaths so far have left of finished work.
         self._finished: dict[Path, object] = {}
 
-    async def meet(self, death: Death[Point]) -> bool:
-        """Does the action, or goes on with it, up to a death; returns whether the victim was there to die."""
+    async def meet(self, death: Death[Point], following: Point | None) -> None:
+        """Does the action, or goes on with it, up to a death; then it may go on up to a following point."""
         compiler = self._compiler
-        num_before = death.point.count(compiler.home) if isinstance(death.point, Found) else 0
         if isinstance(death.point, Before):
-            assert await compiler.strike(death, "")
+            await compiler.strike(death, "")
         if self._acting is None or self._acting.done():
-            await self._begin()
+            await self._begin(death.point)
         assert self._acting is not None
-        reached = asyncio.create_task(self._reach(death.point, num_before))
+        reached = asyncio.create_task(death.point.wait(compiler))
         await first(reached, self._acting)
-        reached.cancel()
-        if self._acting.done() and not (self.num_deaths and death.victim == "compiler"):
-            return False
+        assert reached.done(), f"{self._acting.result()} before {death.point}"
         finished = list_finished(compiler.home)
         assert finished.items() >= {path: one for path, one in self._finished.items() if path.exists()}.items()
-        victims = compiler.find(death.victim)[:1]
-        if not isinstance(death.point, Before) and not await compiler.strike(death, self._announced.result()):
-            return False
-        self.num_deaths += 1
         self._finished |= finished
-        if death.victim != "compiler":
+        victims = compiler.find(death.victim)[:1]
+        if not isinstance(death.point, Before):
+            await compiler.strike(death, self._announced.result())
+        if death.victim == "compiler":
+            if following is not None:
+                following.order(compiler)
+            await compiler.start()
+        else:
             self.outcome = await self._acting
             check_outcome(self.outcome, death, self._action)
             await wait_until_gone(*victims)
-        return True
 
-    async def _begin(self) -> None:
+    async def _begin(self, point: Point) -> None:
         self._num_tries += 1
         self._announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         identity = f"{self.number}/{self._num_tries}"
-        self._acting = asyncio.create_task(ACTIONS[self._action](self._compiler, identity, self._announced.set_result))
+
+        def announce(operation: str) -> None:
+            if self._action in CALLS:
+                # What it did beforehand does not count.
+                point.order(self._compiler)
+            self._announced.set_result(operation)
+
+        if self._action not in CALLS:
+            point.order(self._compiler)
+        self._acting = asyncio.create_task(ACTIONS[self._action](self._compiler, identity, announce))
         await first(self._announced, self._acting)
 
     async def end(self, death: Death[Point]) -> Outcome:
         """How the action ends behind the last death that it met."""
         assert self._acting is not None
         self.outcome = await self._acting
-        if self.num_deaths:
-            check_outcome(self.outcome, death, self._action)
+        check_outcome(self.outcome, death, self._action)
         return self.outcome
 
     async def repeat(self) -> Outcome:
         """Does the same once more, undisturbed."""
+        self._compiler.halt.withdraw()
         return await ACTIONS[self._action](self._compiler, f"{self.number}/{self._num_tries + 1}", lambda _: None)
-
-    async def _reach(self, point: Point, num_before: int) -> None:
-        running, home, operation = self._compiler.running, self._compiler.home, self._announced.result()
-        if isinstance(point, After):
-            await asyncio.sleep(self.patience * point.share * _durations_s[self._action])
-        elif isinstance(point, Found):
-            await point.wait(running, home, operation, num_before)
-        else:
-            await point.wait(running, home, operation)
-        if isinstance(point, Message | Running):
-            await asyncio.sleep(self.patience * point.delay_s)
 
 
 async def disturb(compiler: RestartedCompiler, kill: Kill[Point]) -> Attempt:
-    """Does the action until all of its victims were there to die; a compiler dies again although all is done."""
-    for num_missed in range(ATTEMPTS):
-        attempt = Attempt(compiler, kill.action, patience=1 - num_missed / ATTEMPTS)
-        for death in kill.deaths:
-            if not await attempt.meet(death):
-                break
-            if death is not kill.deaths[-1] and death.victim != "compiler":
-                await collect_between(compiler)
-        outcome = await attempt.end(death)
-        if attempt.num_deaths == len(kill.deaths):
-            return attempt
-        assert attempt.num_deaths or outcome == Outcome()
-    raise AssertionError(f"no attempt at {kill} met all deaths")
+    """Does the action until all of its victims have died."""
+    attempt = Attempt(compiler, kill.action)
+    for death, following in zip_longest(kill.deaths, kill.deaths[1:]):
+        await attempt.meet(death, following and following.point)
+        if following is not None and death.victim != "compiler":
+            await collect_between(compiler)
+    await attempt.end(kill.deaths[-1])
+    return attempt
 
 
 def check_outcome(outcome: Outcome, death: Death[Point], action: str) -> None:
@@ -216,19 +200,10 @@ async def first(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def measure(compiler: RestartedCompiler, action: str) -> None:
-    """Does the action undisturbed, once in a run, for what it starts and for its time, of which `After` has a share."""
-    if action in _durations_s:
-        return
-    began_s = time.monotonic()
-
-    def announce(_: str) -> None:
-        nonlocal began_s
-        began_s = time.monotonic()
-
-    for _ in range(2):
-        assert await ACTIONS[action](compiler, f"{next(_numbers)}/0", announce) == Outcome()
-    _durations_s[action] = time.monotonic() - began_s
+async def warm_up(compiler: RestartedCompiler, action: str) -> None:
+    """Does the action undisturbed, for what it starts and leaves running."""
+    assert await ACTIONS[action](compiler, f"{next(_numbers)}/0", lambda _: None) == Outcome()
+    await discard(compiler)
 
 
 async def check(compiler: RestartedCompiler, moment: Moment) -> None:
@@ -259,9 +234,9 @@ async def until_gone(find: Callable[[], list[str]], timeout_s: float = HANG_S) -
 async def test_kill(compiler: RestartedCompiler, kept: str, kill: Kill[Point]) -> None:
     if kill.action == "shard" and not compiler.has_base:
         await provide_base(compiler)
-    if any(isinstance(death.point, After | Before) for death in kill.deaths):
-        await measure(compiler, kill.action)
-        await discard(compiler)
+    compiler.halt.withdraw()
+    if isinstance(kill.deaths[0].point, Before):
+        await warm_up(compiler, kill.action)
     attempt = await disturb(compiler, kill)
     is_lost = kill.victims == {"compiler"} and kill.action in CALLS
     # What resumes goes on after the start.
