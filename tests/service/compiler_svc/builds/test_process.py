@@ -16,11 +16,12 @@ from bundle.manifest import Limits, parse_manifest
 from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
 from bundle.store.verification import BlobVerifier
-from tests.checkpoints.headers import write_sparse_checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
+from tests.hang_guard import until
 from tests.processes import living_descendants
 from tests.running_time import running_time
 from tests.servers.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
+from tests.servers.halt import SITE, VARIABLE, Halt
 from tests.servers.running_compiler import Client, response_of
 from tests.servers.traces import CLIENT_SPAN_ID, TRACE_ID, TRACED, UNSAMPLED, collect_traces
 
@@ -128,8 +129,12 @@ def check_bundle(home: Path, digest: str, described: bundle_pb2.Bundle) -> None:
     }
 
 
-async def test_builds_that_are_cancelled_killed_or_given_what_is_invalid_leave_nothing(home: Path) -> None:
-    async with run_compiler(home) as compiler:
+async def test_builds_that_are_cancelled_killed_or_given_what_is_invalid_leave_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = Halt(home / "halt")
+    monkeypatch.setenv(VARIABLE, str(halt.folder))
+    async with run_compiler(home, site=SITE) as compiler:
         operation = await compiler.client.compile(**TINY)
         processes = await reach_trace(compiler, operation.name)
         await compiler.client.cancel(operation.name)
@@ -146,11 +151,10 @@ async def test_builds_that_are_cancelled_killed_or_given_what_is_invalid_leave_n
         assert "killed by SIGKILL" in how.message
         assert Layout(home / "store").read_index().manifests == ()
 
-        # Half a gigabyte of weights, of which an unfinished blob would stay.
-        (home / "models" / "large").mkdir()
-        write_sparse_checkpoint(home / "models" / "large")
-        operation = await compiler.client.compile(**TINY, model="large")
-        await reach_weights(compiler, operation.name)
+        # A blob that is written, and has no name yet.
+        halt.order("^kiln-build rename .*/blobs/sha256/[^/]+$")
+        operation = await compiler.client.compile(**TINY)
+        await until(halt.find)
         assert unfinished_blobs(home), "the build is cancelled while it writes"
         await compiler.client.cancel(operation.name)
         await compiler.client.finish(operation)
@@ -219,14 +223,6 @@ async def ending(client: Client, operation: str) -> grpc.StatusCode:
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
-
-
-async def reach_weights(compiler: CompilerProcess, operation: str) -> None:
-    """Waits until a build has written some of its weights."""
-    async for event in compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation)):
-        if event.progress.stage == pb.COMPILE_STAGE_SHARD and event.progress.sharded_bytes:
-            return
-    raise AssertionError("the build ended early")
 
 
 def unfinished_blobs(home: Path) -> list[Path]:
