@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,6 +22,7 @@ from tests.hang_guard import HANG_S
 from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
 from tests.ranks.toy_publishing import publish_toy
 from tests.servers.answers import reason_of
+from tests.servers.halt import SITE, VARIABLE, Halt
 from tests.servers.stack import token_request, tokens_of
 from tests.system.runtime_process import RuntimeProcess, State, run_runtime, wait_until
 
@@ -47,6 +49,13 @@ def loads_under_way(directory: Path) -> set[str]:
     return {record["spec"]["deployment_id"] for record in records if record["is_under_way"]}
 
 
+def hold_loads(process: RuntimeProcess) -> None:
+    """Stops the forkserver of ranks as soon as it is there, so that no load ends that is under way."""
+    wait_until(lambda: process.find("kiln-forkserver") != [])
+    for one in process.find("kiln-forkserver"):
+        one.suspend()
+
+
 def health_of(process: RuntimeProcess, name: str) -> str:
     with grpc.insecure_channel(process.address) as channel:
         response = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
@@ -59,6 +68,7 @@ def test_a_load_that_takes_the_runtime_down_is_quarantined_and_another_is_not(
 ) -> None:
     for under_way in ({"a", "b"}, {"a"}):
         process.start()
+        hold_loads(process)
         wait_until(lambda expected=under_way: loads_under_way(tmp_path) == expected)
         process.kill()
     process.start()
@@ -119,17 +129,24 @@ def test_weights_of_an_alias_that_take_the_runtime_down_are_quarantined_and_the_
 
 
 @pytest.mark.slow
-def test_a_declared_load_whose_rank_is_killed_is_tried_again(process: RuntimeProcess, tmp_path: Path) -> None:
+def test_a_declared_load_whose_rank_is_killed_is_tried_again(
+    process: RuntimeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = Halt(tmp_path / "halt")
+    monkeypatch.setenv(VARIABLE, str(halt.folder))
+    monkeypatch.setenv("PYTHONPATH", str(SITE), prepend=os.pathsep)
     declared = tmp_path / "deployments.yml"
     declared.write_text(yaml.safe_dump(yaml.safe_load(declared.read_text())[:1]))
+    halt.order("^kiln-rank-0 ")
     process.start()
-    killed: set[int] = set()
-    for _ in range(3):
-        wait_until(lambda: any(rank.pid not in killed for rank in process.ranks()), 2 * HANG_S)
-        (victim,) = [rank for rank in process.ranks() if rank.pid not in killed]
-        victim.suspend()
-        killed.add(victim.pid)
+    for number in range(3):
+        wait_until(lambda: halt.find() is not None, 2 * HANG_S)
+        victim = halt.find()
+        assert victim is not None
         assert process.get("a").state == State.STATE_LOADING, "it cannot end its load"
+        # Before the next one is forked.
+        if number < 2:
+            halt.order("^kiln-rank-0 ")
         victim.kill()
         wait_until(lambda: process.get("a").message == "rank 0 died: SIGKILL")
     assert process.wait_for("READY", deployment_id="a").message == ""
