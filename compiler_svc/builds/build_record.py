@@ -33,7 +33,14 @@ class BuildRecorder:
         self.golden: GoldenResult | None = None
         self._report = report
 
-    def attach(self, layout: Layout, digest: str, manifest: Manifest, executables: Sequence[ExecutableResult]) -> None:
+    def attach(
+        self,
+        layout: Layout,
+        digest: str,
+        manifest: Manifest,
+        executables: Sequence[ExecutableResult],
+        warnings: Sequence[str],
+    ) -> None:
         """Publishes the records as referrers of a bundle that is in the index."""
         if self.golden is not None:
             _attach(layout, digest, GOLDEN_TYPE, msgspec.to_builtins(self.golden), "golden.json")
@@ -41,6 +48,7 @@ class BuildRecorder:
             "toolchain": manifest.toolchain,
             "stages_s": {stage: round(seconds, 3) for stage, seconds in self._report.measure_stages().items()},
             "executables": msgspec.to_builtins(executables),
+            "warnings": list(warnings),
             "host": {"cpu": _read_cpu_name(), "cpu_count": os.cpu_count(), "system": platform.platform()},
             # Each of a single process: the build's own, and the largest that it started.
             "peak_memory_bytes": {

@@ -48,8 +48,9 @@ from compiler_svc.sharding.plan import find_tied_tensors
 from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.inventory import set_surplus_aside, warn_of_surplus
 from compiler_svc.weights.model_card import read_origin
-from compiler_svc.weights.tensors import check_tied_head
+from compiler_svc.weights.tensors import check_tied_head, check_zeros
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 
 # The name that NxD Inference gives the file.
@@ -91,7 +92,7 @@ def build_bundle(
     """Compiles a checkpoint."""
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
-    _check_tensors(plan, checkpoint)
+    checkpoint, warnings = _open_tensors(plan, checkpoint)
     checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
     build = Build(
         job=job,
@@ -135,16 +136,17 @@ def build_bundle(
 
     report.enter(Stage.PUBLISH, "publishing")
     results = tuple(executable.result for executable in executables)
-    origin, warnings = read_origin(checkpoint)
+    origin, doubts = read_origin(checkpoint)
     digest = writer.publish(manifest, origin=origin)
-    recorder.attach(layout, digest, manifest, results)
+    warnings = (*warnings, *doubts, *text_warnings, *unchecked)
+    recorder.attach(layout, digest, manifest, results, (*spec.warnings, *warnings))
     attach_companions(build, digest, executables)
     return BuildResult(
         bundle_digest=digest,
         executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
         facts=describe_facts(build, executables),
-        warnings=(*warnings, *text_warnings, *unchecked),
+        warnings=warnings,
     )
 
 
@@ -163,7 +165,7 @@ def build_weights(
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
-    _check_tensors(plan, checkpoint)
+    checkpoint, warnings = _open_tensors(plan, checkpoint)
     given = checkpoint
     checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
     if checkpoint is not given:
@@ -193,10 +195,10 @@ def build_weights(
         tokens=plan.tokens,
         tokenizer=tokenizer,
     )
-    origin, warnings = read_origin(checkpoint)
+    origin, doubts = read_origin(checkpoint)
     digest = writer.publish(weights_only, origin=origin)
-    recorder.attach(layout, digest, weights_only, ())
-    warnings = (*warnings, *text_warnings, *unchecked)
+    warnings = (*warnings, *doubts, *text_warnings, *unchecked)
+    recorder.attach(layout, digest, weights_only, (), (*spec.warnings, *warnings))
     return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
 
 
@@ -229,10 +231,15 @@ def _add_tokenizer(
     return executables.manifest.tokenizer
 
 
-def _check_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> None:
-    description = plan.model.description
+def _open_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Checks what headers alone could not say; returns the checkpoint with what the model takes, and the warnings that
+    opening pickles brings.
+    """
+    description, checkpoint = plan.model.description, set_surplus_aside(checkpoint)
+    check_zeros(checkpoint)
     if description.is_tied:
         check_tied_head(checkpoint, *find_tied_tensors(description, checkpoint))
+    return checkpoint, tuple(warn_of_surplus(checkpoint)) if checkpoint.is_pickled else ()
 
 
 def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:

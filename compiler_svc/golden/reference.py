@@ -31,6 +31,8 @@ class Reference:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization | None = None) -> None:
         """Loads the whole model into memory; of matrices that are quantized, or become so, what that leaves of them."""
         transformers.utils.logging.disable_progress_bar()
+        # Its report of tensors that it does not take: the plan has said so.
+        transformers.utils.logging.set_verbosity_error()
         model = resolve_name(find_family(checkpoint.config).reference)
         attributes = deepcopy(nest_config(checkpoint.whole_config, checkpoint.config))
         for one in (attributes, attributes.get("text_config")):

@@ -5,7 +5,7 @@ They take the family's record, and options for what its models do otherwise; `at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -40,8 +40,6 @@ MakeNorm = Callable[[str], NormSpec]
 MakeHeadNorm = Callable[[str, Axis], NormSpec]
 
 _EMBEDDING: Final = "model.embed_tokens"
-#: Older checkpoints store what the configuration says already, in the model or in each layer.
-_STORED_FREQUENCIES: Final = "rotary_emb.inv_freq"
 
 
 def rms(
@@ -245,13 +243,11 @@ def decoder(
     logits_divisor: float = 1.0,
     logit_soft_cap: float = 0.0,
     storage: Storage = AS_DESCRIBED,
-    redundant: Iterable[str] = (),
-    redundant_in_layers: Sequence[str] = (),
 ) -> ModelDescription:
     """A decoder-only model. Options that `ModelDescription` has too mean what they mean there.
 
     `norm` makes the norm of the last hidden state; None: it is not normalized. `first_position` is the row of the first
-    position in a table of learned positions, if there is one. `redundant_in_layers` are names below a layer.
+    position in a table of learned positions, if there is one.
     """
     tokens = token_embedding or embedding(config)
     size, hidden = tokens.hidden.length, _hidden(config)
@@ -291,7 +287,6 @@ def decoder(
         logits_divisor=logits_divisor,
         logit_soft_cap=logit_soft_cap,
         storage=storage,
-        redundant=frozenset(_list_redundant(config, storage, redundant_in_layers)).union(redundant),
     )
 
 
@@ -318,13 +313,6 @@ def _projection(name: str, inputs: Axis, outputs: Axis) -> LinearSpec:
         is_quantizable=False,
         is_adaptable=False,
     )
-
-
-def _list_redundant(config: CommonConfig, storage: Storage, in_layers: Sequence[str]) -> Iterator[str]:
-    yield f"model.{_STORED_FREQUENCIES}"
-    for layer in range(config.num_hidden_layers):
-        for name in (f"self_attn.{_STORED_FREQUENCIES}", *in_layers):
-            yield f"{storage.layers}.{layer}.{name}"
 
 
 def _slice_stored(

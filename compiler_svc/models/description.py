@@ -35,7 +35,6 @@ class ModelDescription:
         input_projection: From token embeddings to the hidden size, where they have another one; `output_projection`
             goes back, to what the head takes.
         storage: How checkpoints store what is described here.
-        redundant: Names of tensors that a checkpoint may hold and the model does not take.
         left_out: Modules of the checkpoint that are no part of this model, such as those that take images.
     """
 
@@ -56,7 +55,6 @@ class ModelDescription:
     input_projection: LinearSpec | None = None
     output_projection: LinearSpec | None = None
     storage: Storage = AS_DESCRIBED
-    redundant: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
     prompt_lengths: PromptLengths | None = None
 

@@ -47,11 +47,11 @@ def _put_inside(description: ModelDescription) -> ModelDescription:
     storage = replace(
         description.storage,
         prefix=_PREFIX,
+        optional_prefix="",
         other_names={**description.storage.other_names, "lm_head": f"{_PREFIX}lm_head"},
         other_prefixes={f"model.{_PREFIX}": f"{_PREFIX}model."},
     )
-    redundant = frozenset(_PREFIX + name for name in description.redundant)
-    return replace(description, storage=storage, redundant=redundant, left_out=_LEFT_OUT)
+    return replace(description, storage=storage, left_out=_LEFT_OUT)
 
 
 def flatten_config(config: Mapping[str, Any], nested: NestedText | None) -> dict[str, Any]:

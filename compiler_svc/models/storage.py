@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,7 +21,8 @@ class Storage:
         names: A module's path in the checkpoint, by its path in the description.
         layers: Path of the list of layers in the checkpoint; `layer_names` has paths below a layer, likewise.
         is_transposed: Whether the matrices of layers are stored as [inputs, outputs].
-        optional_prefix: What names begin with unless the checkpoint is of the model without its head.
+        optional_prefix: What names of the model without its head begin with in checkpoints of the whole model. Others
+            may leave it out, or have it once more before all names: transformers' `base_model_prefix`.
         other_names: Paths that some checkpoints have, each with what the others call it.
         other_prefixes: What names begin with in some checkpoints, each with what they begin with in the others.
         prefix: What stands before all these names, of a model that is inside of another.
@@ -31,7 +32,7 @@ class Storage:
     layers: str = _LAYERS
     layer_names: Mapping[str, str] = field(default_factory=dict)
     is_transposed: bool = False
-    optional_prefix: str = ""
+    optional_prefix: str = "model."
     other_names: Mapping[str, str] = field(default_factory=dict)
     other_prefixes: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
@@ -57,23 +58,19 @@ class Storage:
             return f"{self.prefix}{self.layers}.{match['number']}.{self.layer_names.get(inside, inside)}.{kind}"
         return f"{self.prefix}{self.names.get(path, path)}.{kind}"
 
-    def find_other_names(self, known: Collection[str], stored: Collection[str]) -> dict[str, str]:
-        """Finds the known name of each tensor that a checkpoint has under another, by the name that it has there.
-
-        `known` are the names that most of the family's checkpoints have, `stored` those of this one.
-        """
-        found = {}
-        for name in stored:
-            path, _, kind = name.rpartition(".")
-            path = next(
-                (new + path.removeprefix(old) for old, new in self.other_prefixes.items() if path.startswith(old)), path
-            )
-            current = f"{self.other_names.get(path, path)}.{kind}"
-            if current not in known and self.optional_prefix + current in known:
-                current = self.optional_prefix + current
-            if current != name and current not in stored:
-                found[name] = current
-        return found
+    def list_names(self, stored: str) -> Iterator[str]:
+        """What most of the family's checkpoints may call a tensor that one of them calls `stored`, likeliest first."""
+        path, dot, kind = stored.rpartition(".")
+        path = next(
+            (new + path.removeprefix(old) for old, new in self.other_prefixes.items() if path.startswith(old)), path
+        )
+        yield f"{self.other_names.get(path, path)}{dot}{kind}"
+        if prefix := self.optional_prefix:
+            inner = path.removeprefix(prefix)
+            # transformers knows other names of a module only where it has them in memory.
+            if inner != path and inner not in self.other_names.values():
+                yield f"{self.other_names.get(inner, inner)}{dot}{kind}"
+            yield f"{prefix}{path}{dot}{kind}"
 
 
 #: Checkpoints that store everything as the description names it.

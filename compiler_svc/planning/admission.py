@@ -28,6 +28,7 @@ from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from compiler_svc.weights.held_sizes import check_sizes
+from compiler_svc.weights.inventory import set_surplus_aside, warn_of_surplus
 from compiler_svc.weights.overrides import override_checkpoint
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE, find_incomplete_source
 from targets.isa import CPUINFO, NATIVE
@@ -123,7 +124,7 @@ def resolve_request(
         raise ConfigInvalid(broken)
     check_claims(checkpoint, config.neuron_config)
     check_positions(checkpoint, config.neuron_config)
-    return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
+    return set_surplus_aside(checkpoint), replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
 
 
 def check_positions(checkpoint: Checkpoint, config: NeuronConfig) -> None:
@@ -206,6 +207,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *warn_of_untrained_positions(checkpoint, config),
         *warn_of_unchecked_executables(config, target),
         *warn_of_parts_left_out(checkpoint),
+        *warn_of_surplus(checkpoint),
         *warn_of_other_bits(checkpoint, config),
         *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
         *warn_of_unserved_generation(checkpoint.generation_config),

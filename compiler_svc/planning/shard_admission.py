@@ -14,6 +14,7 @@ from compiler_svc.planning.job_spec import ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, read_config, warn_of_other_tokenizer
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, is_url
+from compiler_svc.weights.inventory import set_surplus_aside, warn_of_surplus
 from execution.isa import require_isa
 
 
@@ -45,6 +46,7 @@ def admit_shard_request(
     if not checkpoint.is_pickled:
         plan = plan_build(checkpoint, config.neuron_config, target=manifest.target.kind)
         check_weights_fit(manifest, plan)
+        checkpoint = set_surplus_aside(checkpoint)
     return ShardJobSpec(
         name=request.name,
         model=checkpoint.path,
@@ -53,6 +55,7 @@ def admit_shard_request(
         config=config,
         skip_cache_lookup=request.skip_cache_lookup,
         warnings=(
+            *warn_of_surplus(checkpoint),
             *warn_of_other_tokenizer(checkpoint, manifest),
             *warn_of_unread_tokenizer(checkpoint, "so the weights take the tokenizer of the executables' bundle"),
         ),

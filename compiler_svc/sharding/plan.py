@@ -9,18 +9,17 @@ from functools import cached_property
 from typing import Literal, cast
 
 from bundle.abi.tensor import DTYPES, DType
-from bundle.errors import FieldViolation
 from bundle.manifest import WeightShard, WeightTensor
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Evenly, Grouped
 from compiler_svc.models.parameters import ParameterSpec
 from compiler_svc.models.sources import list_tensors
 from compiler_svc.models.specs import LinearSpec
-from compiler_svc.models.storage import AS_DESCRIBED, rename
+from compiler_svc.models.storage import rename
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from compiler_svc.weights.headers import CASTABLE_DTYPES, TensorHeader
+from compiler_svc.weights.inventory import name_tied_tensors, take_inventory
 
 CastType = Literal["config", "as-declared"]
 
@@ -76,17 +75,18 @@ def plan_weights(
 ) -> WeightPlan:
     """Plans shards from a checkpoint's headers: in `dtype` with the cast type `config`, otherwise in its own dtypes."""
     check_tp_degree(description, tp_degree)
-    checkpoint, stored_names = _name_as_described(description, checkpoint)
-    _check_tensors(description, checkpoint)
+    inventory = take_inventory(description, checkpoint)
+    if inventory.mistakes:
+        raise CheckpointInvalid.listing(checkpoint.path, inventory.mistakes)
 
     def plan(spec: ParameterSpec) -> PlannedTensor:
         stored: str = spec.dtype or dtype
         if cast_type == "as-declared" and spec.dtype is None:
             # A parameter that joins several tensors takes the dtype of the first one.
-            declared = checkpoint.tensors[list_tensors(spec.source)[0]].dtype
+            declared = inventory.taken[list_tensors(spec.source)[0]].dtype
             stored = declared if declared in DTYPES else dtype
-        if stored_names:
-            spec = replace(spec, source=rename(spec.source, stored_names))
+        if inventory.stored_names:
+            spec = replace(spec, source=rename(spec.source, inventory.stored_names))
         return PlannedTensor(spec, cast("DType", stored), tp_degree)
 
     return WeightPlan(tp_degree, tuple(map(plan, description.parameters(tp_degree))))
@@ -105,72 +105,15 @@ def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
 
 def find_tied_tensors(description: ModelDescription, checkpoint: Checkpoint) -> tuple[str, str]:
     """Names under which a checkpoint may store a tied head's matrix, and stores the embedding's table."""
-    _, stored_names = _name_as_described(description, checkpoint)
-    head, table = (stored_names.get(name, name) for name in _name_tied_tensors(description))
+    stored_names = take_inventory(description, checkpoint).stored_names
+    head, table = (stored_names.get(name, name) for name in name_tied_tensors(description))
     return head, table
 
 
 def find_matrices(description: ModelDescription, checkpoint: Checkpoint) -> Iterator[tuple[LinearSpec, list[str]]]:
     """Every linear layer, and which of the checkpoint's tensors have its matrix; none of a head that shares a table."""
-    _, stored_names = _name_as_described(description, checkpoint)
+    stored_names = take_inventory(description, checkpoint).stored_names
     sources = {one.name: rename(one.source, stored_names) for one in description.parameters(1)}
     for linear in description.linears():
         source = sources.get(f"{linear.name}.weight")
         yield linear, [] if source is None else list_tensors(source)
-
-
-def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, str]]:
-    """The checkpoint under the names of the description, and the names that it has itself, by those.
-
-    A checkpoint with a tied head may store the matrix under the head's name alone, as transformers takes it, too.
-    """
-    names: dict[str, str] = {}
-    if description.storage != AS_DESCRIBED:
-        head = (description.storage.find_name(one.name) for one in description.head.parameters())
-        known = {*description.checkpoint_tensors(), *description.redundant, *head}
-        names = dict(description.storage.find_other_names(known, checkpoint.tensors))
-    described = {names.get(name, name): name for name in checkpoint.tensors}
-    head_name, table = _name_tied_tensors(description)
-    if description.is_tied and table not in described and head_name in described:
-        names[described[head_name]] = table
-    if not names:
-        return checkpoint, {}
-    tensors = {names.get(name, name): header for name, header in checkpoint.tensors.items()}
-    return replace(checkpoint, tensors=tensors), {name: stored for stored, name in names.items()}
-
-
-def _name_tied_tensors(description: ModelDescription) -> tuple[str, str]:
-    """Names that checkpoints usually give the matrix of the head and the embedding's table."""
-    head, table = (
-        description.storage.find_name(f"{one.name}.weight") for one in (description.head, description.embedding)
-    )
-    return head, table
-
-
-def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> None:
-    expected = description.checkpoint_tensors()
-    violations = [
-        FieldViolation(name, *mistake)
-        for name, shape in expected.items()
-        if (mistake := _find_mistake(checkpoint.tensors.get(name), shape)) is not None
-    ]
-    head = (description.storage.find_name(one.name) for one in description.head.parameters())
-    redundant = description.redundant.union(head if description.is_tied else ())
-    violations += [
-        FieldViolation(name, "unexpected", "only tensors that config.json accounts for")
-        for name in checkpoint.tensors
-        if name not in expected and name not in redundant and description.find_left_out(name) is None
-    ]
-    if violations:
-        raise CheckpointInvalid.listing(checkpoint.path, violations)
-
-
-def _find_mistake(header: TensorHeader | None, shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """What is wrong with a tensor, and what would be accepted."""
-    if header is None:
-        return "missing", f"a tensor of shape {list(shape)}"
-    if header.shape != shape:
-        return f"shape {list(header.shape)}", f"shape {list(shape)}, as config.json says"
-    if header.dtype not in CASTABLE_DTYPES:
-        return f"dtype {header.dtype}", f"one of {', '.join(CASTABLE_DTYPES)}"
-    return None

@@ -59,6 +59,18 @@ class DescribingFile:
     media_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class SurplusTensor:
+    """A tensor that the model does not take; `is_bias`: of a module that the model has, so that zeros alone may stand.
+
+    `pattern` is its name, or that of all in the module which the model lacks: `v_head.*`.
+    """
+
+    header: TensorHeader
+    pattern: str
+    is_bias: bool
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint. Its files must not change while it is in use; each tuple of files is sorted by name.
@@ -71,6 +83,7 @@ class Checkpoint:
         template_files: Files of chat templates other than the default, by the template's name.
         whole_config: `config.json` as the file has it.
         packed: Matrices that are quantized, by name. `tensors` has them as if they were not.
+        surplus: Tensors that were set aside; see `weights.inventory`.
     """
 
     path: Path
@@ -85,6 +98,7 @@ class Checkpoint:
     template_files: Mapping[str, Path]
     whole_config: Mapping[str, Any] = field(default_factory=dict)
     packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
+    surplus: tuple[SurplusTensor, ...] = ()
 
     @cached_property
     def description(self) -> ModelDescription:

@@ -60,15 +60,26 @@ def _join_layers(violations: Iterable[FieldViolation]) -> list[FieldViolation]:
     """Joins mistakes in names that differ in their first number only, and otherwise agree."""
     joined: dict[tuple[str, ...], list[FieldViolation]] = {}
     for one in violations:
-        parts = _NUMBER.split(one.field, maxsplit=1)
-        key = (parts[0], parts[-1]) if len(parts) > 1 else (one.field,)
-        joined.setdefault((*key, one.value, one.accepted), []).append(one)
-    return [group[0] if len(group) == 1 else _join(group) for group in joined.values()]
+        joined.setdefault((*split_number(one.field), one.value, one.accepted), []).append(one)
+    return [
+        FieldViolation(join_names(one.field for one in group), group[0].value, group[0].accepted)
+        for group in joined.values()
+    ]
 
 
-def _join(group: Sequence[FieldViolation]) -> FieldViolation:
-    before, _, after = _NUMBER.split(group[0].field, maxsplit=1)
-    numbers = sorted({int(_NUMBER.split(one.field, maxsplit=1)[1]) for one in group})
+def split_number(name: str) -> tuple[str, ...]:
+    """What is before and after the first number of a name; the name if it has none."""
+    parts = _NUMBER.split(name, maxsplit=1)
+    return (parts[0], parts[-1]) if len(parts) > 1 else (name,)
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Names that `split_number` splits alike, as one: `layers.{0-31}.mlp`."""
+    first, *others = dict.fromkeys(names)
+    if not others:
+        return first
+    before, after = split_number(first)
+    numbers = sorted({int(_NUMBER.split(name, maxsplit=1)[1]) for name in (first, *others)})
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -76,4 +87,4 @@ def _join(group: Sequence[FieldViolation]) -> FieldViolation:
         else:
             runs.append([number])
     text = ",".join("-".join(map(str, run)) for run in runs)
-    return FieldViolation(f"{before}.{{{text}}}.{after}", group[0].value, group[0].accepted)
+    return f"{before}.{{{text}}}.{after}"

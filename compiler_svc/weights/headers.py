@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,17 @@ class TensorHeader:
     dtype: str
     shape: tuple[int, ...]
     file: Path
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no items."""
+        return 0 in self.shape
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its items: as many bits each as the dtype's name says, or 8."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * (8 if bits is None else int(bits[0])) // 8
 
 
 def read_weight_map(directory: CheckpointDirectory, index: str) -> dict[str, Path]:

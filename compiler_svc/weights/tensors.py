@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from mmap import PAGESIZE
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any, Final, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from bundle.errors import FieldViolation
 from bundle.host.shortage import find_shortage
+from compiler_svc.models.surplus import BIAS
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.headers import TensorHeader
@@ -121,6 +124,19 @@ def check_finite(checkpoint: Checkpoint) -> None:
                     raise CheckpointInvalid(
                         checkpoint.path, name, f"{float(items[index])} at {place}", "finite numbers"
                     )
+
+
+def check_zeros(checkpoint: Checkpoint) -> None:
+    """Checks that biases which were set aside are zeros, so that the model is the same without them."""
+    biases = {one.header.name: one.header for one in checkpoint.surplus if one.is_bias}
+    with TensorReader(replace(checkpoint, tensors=biases)) as reader:
+        mistakes = [
+            FieldViolation(name, f"unexpected: it belongs to {BIAS.belongs_to}", BIAS.accepted)
+            for name in biases
+            if reader.read(name).to(torch.float32).any()
+        ]
+    if mistakes:
+        raise CheckpointInvalid.listing(checkpoint.path, mistakes)
 
 
 def check_tied_head(checkpoint: Checkpoint, head: str, table: str) -> None:

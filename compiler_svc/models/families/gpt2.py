@@ -82,7 +82,6 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
         norm=norm,
         first_position=0,
         storage=_STORAGE,
-        redundant_in_layers=("attn.bias", "attn.masked_bias"),
     )
 
 

@@ -81,7 +81,6 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
         norm=norm,
         ropes=[rope(config, rotary_dim=rotary_dim)],
         storage=_STORAGE,
-        redundant_in_layers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
     )
 
 

@@ -77,7 +77,6 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
         ropes=[rope(config, rotary_dim=config.rotary_dim)],
         head_bias=True,
         storage=_STORAGE,
-        redundant_in_layers=("attn.bias", "attn.masked_bias"),
     )
 
 

@@ -45,7 +45,6 @@ _STORAGE: Final = Storage(
         "mlp.up_proj": "fc1",
         "mlp.down_proj": "fc2",
     },
-    optional_prefix="model.",
 )
 #: The table of positions begins with rows that no position has.
 _FIRST_POSITION: Final = 2
@@ -89,7 +88,6 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
         token_embedding=embedding(config, size=config.word_embed_proj_dim),
         first_position=_FIRST_POSITION,
         storage=_STORAGE,
-        redundant=("model.decoder.version",),
     )
 
 
