@@ -24,6 +24,7 @@ class Family:
 
     Attributes:
         architectures: Hugging Face's names, as `config.json` has them under `architectures`.
+        model_type: Hugging Face's name of the type, which decides where `architectures` does not; empty: it never does.
         attributes: Names of the attributes of `config.json` that count; others are ignored.
         describe: Describes the model of a `config.json` that names one of the architectures, with a configuration's
             model attributes in it. Raises ModelConfigInvalid, which names every attribute that is missing or
@@ -40,6 +41,7 @@ class Family:
     attributes: frozenset[str]
     describe: Callable[[Mapping[str, Any]], ModelDescription]
     reference: str
+    model_type: str = ""
     model: str = "compiler_svc.models.layers.decoder:CausalLm"
     names: AttributeNames = COMMON_NAMES
     nested: NestedText | None = None

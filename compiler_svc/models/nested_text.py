@@ -20,8 +20,8 @@ _PARTS_FOR_IMAGES: Final = ("vision_tower", "multi_modal_projector")
 _LEFT_OUT: Final = (*_PARTS_FOR_IMAGES, *(f"model.{name}" for name in _PARTS_FOR_IMAGES))
 
 
-def nest_family(family: Family, architecture: str, *, reference: str, nested: NestedText) -> Family:
-    """The family of models that have one of `family` inside; `architecture` and `reference` are the outer model's."""
+def nest_family(family: Family, architecture: str, *, model_type: str, reference: str, nested: NestedText) -> Family:
+    """The family of models that have one of `family` inside; all but `nested` are the outer model's."""
 
     def describe(config: Mapping[str, Any]) -> ModelDescription:
         with AttributeReader(config) as model:
@@ -35,6 +35,7 @@ def nest_family(family: Family, architecture: str, *, reference: str, nested: Ne
     return replace(
         family,
         architectures=(architecture,),
+        model_type=model_type,
         attributes=family.attributes | {TEXT_CONFIG, "model_type"},
         describe=describe,
         reference=reference,

@@ -92,6 +92,9 @@ def name_tied_tensors(description: ModelDescription) -> tuple[str, str]:
 
 def set_surplus_aside(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint without the tensors that its model does not take: they are its `surplus`, which no one reads."""
+    if not checkpoint.tensors:
+        # Pickles that stay closed.
+        return checkpoint
     surplus = take_inventory(checkpoint.description, checkpoint).surplus
     left = {one.header.name for one in surplus}
     return replace(

@@ -78,6 +78,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("BloomForCausalLM",),
+    model_type="bloom",
     attributes=list_config_attributes(LayerNormConfig, _NAMES).union({_RESIDUAL}),
     describe=describe,
     reference="transformers.models.bloom.modeling_bloom:BloomForCausalLM",

@@ -49,6 +49,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("CohereForCausalLM",),
+    model_type="cohere",
     attributes=list_config_attributes(CohereConfig),
     describe=describe,
     reference="transformers.models.cohere.modeling_cohere:CohereForCausalLM",

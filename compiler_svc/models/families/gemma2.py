@@ -81,6 +81,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Gemma2ForCausalLM",),
+    model_type="gemma2",
     attributes=list_config_attributes(Gemma2Config, _NAMES) | {"use_bidirectional_attention"},
     describe=describe,
     reference="transformers.models.gemma2.modeling_gemma2:Gemma2ForCausalLM",

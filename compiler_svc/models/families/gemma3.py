@@ -104,6 +104,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Gemma3ForCausalLM",),
+    model_type="gemma3_text",
     attributes=list_config_attributes(Gemma3Config, _NAMES)
     | {"attn_logit_softcapping", "sliding_window_pattern", "use_bidirectional_attention"},
     describe=describe,
@@ -115,6 +116,7 @@ FAMILY: Final = Family(
 WITH_IMAGES: Final = nest_family(
     FAMILY,
     "Gemma3ForConditionalGeneration",
+    model_type="gemma3",
     reference="transformers.models.gemma3.modeling_gemma3:Gemma3ForConditionalGeneration",
     nested=NestedText(model_type="gemma3_text", defaults={"vocab_size": 262_208, "num_attention_heads": 8}),
 )

@@ -87,6 +87,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("GPT2LMHeadModel",),
+    model_type="gpt2",
     attributes=list_config_attributes(LayerNormConfig, _NAMES).union(_SERVED),
     describe=describe,
     reference="transformers.models.gpt2.modeling_gpt2:GPT2LMHeadModel",

@@ -86,6 +86,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("GPTNeoXForCausalLM",),
+    model_type="gpt_neox",
     attributes=list_config_attributes(GptNeoxConfig, _NAMES),
     describe=describe,
     reference="transformers.models.gpt_neox.modeling_gpt_neox:GPTNeoXForCausalLM",

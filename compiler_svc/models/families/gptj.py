@@ -82,6 +82,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("GPTJForCausalLM",),
+    model_type="gptj",
     attributes=list_config_attributes(GptjConfig, _NAMES),
     describe=describe,
     reference="transformers.models.gptj.modeling_gptj:GPTJForCausalLM",

@@ -57,6 +57,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("GraniteForCausalLM",),
+    model_type="granite",
     attributes=list_config_attributes(GraniteConfig),
     describe=describe,
     reference="transformers.models.granite.modeling_granite:GraniteForCausalLM",

@@ -42,6 +42,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("LlamaForCausalLM",),
+    model_type="llama",
     attributes=list_config_attributes(LlamaConfig),
     describe=describe,
     reference="transformers.models.llama.modeling_llama:LlamaForCausalLM",

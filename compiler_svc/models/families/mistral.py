@@ -33,6 +33,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("MistralForCausalLM",),
+    model_type="mistral",
     attributes=list_config_attributes(SlidingConfig),
     describe=describe,
     reference="transformers.models.mistral.modeling_mistral:MistralForCausalLM",
@@ -43,6 +44,7 @@ FAMILY: Final = Family(
 WITH_IMAGES: Final = nest_family(
     FAMILY,
     "Mistral3ForConditionalGeneration",
+    model_type="mistral3",
     reference="transformers.models.mistral3.modeling_mistral3:Mistral3ForConditionalGeneration",
     nested=NestedText(model_type="mistral"),
 )

@@ -41,6 +41,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Olmo2ForCausalLM",),
+    model_type="olmo2",
     attributes=list_config_attributes(Olmo2Config),
     describe=describe,
     reference="transformers.models.olmo2.modeling_olmo2:Olmo2ForCausalLM",

@@ -93,6 +93,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("OPTForCausalLM",),
+    model_type="opt",
     attributes=list_config_attributes(OptConfig, _NAMES),
     describe=describe,
     reference="transformers.models.opt.modeling_opt:OPTForCausalLM",

@@ -51,6 +51,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Phi3ForCausalLM",),
+    model_type="phi3",
     attributes=list_config_attributes(Phi3Config),
     describe=describe,
     reference="transformers.models.phi3.modeling_phi3:Phi3ForCausalLM",

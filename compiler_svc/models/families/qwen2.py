@@ -37,6 +37,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Qwen2ForCausalLM",),
+    model_type="qwen2",
     attributes=list_config_attributes(LayerWindowConfig),
     describe=describe,
     reference="transformers.models.qwen2.modeling_qwen2:Qwen2ForCausalLM",

@@ -53,6 +53,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Qwen3ForCausalLM",),
+    model_type="qwen3",
     attributes=list_config_attributes(Qwen3Config),
     describe=describe,
     reference="transformers.models.qwen3.modeling_qwen3:Qwen3ForCausalLM",

@@ -84,6 +84,7 @@ def _read_rotated_layers(model: AttributeReader) -> tuple[bool, ...]:
 
 FAMILY: Final = Family(
     architectures=("SmolLM3ForCausalLM",),
+    model_type="smollm3",
     attributes=list_config_attributes(SmolLm3Config) | {"use_sliding_window"},
     describe=describe,
     reference="transformers.models.smollm3.modeling_smollm3:SmolLM3ForCausalLM",

@@ -58,6 +58,7 @@ def describe(config_json: Mapping[str, Any]) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Starcoder2ForCausalLM",),
+    model_type="starcoder2",
     attributes=list_config_attributes(Starcoder2Config, _NAMES),
     describe=describe,
     reference="transformers.models.starcoder2.modeling_starcoder2:Starcoder2ForCausalLM",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
-import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from bundle.digest import sha256_bytes
 from compiler_svc.sharding.writer import write_shards
@@ -56,6 +58,7 @@ CASES: Final = cover(
         "prefix": PREFIXES,
         "surplus": list(SURPLUS),
         "form": ("safetensors", "pickle"),
+        "architectures": ("own", "none", "base"),
     }
 )
 #: `make test` runs one case of each family.
@@ -81,6 +84,13 @@ def rename(tensors: Tensors, prefix: str, how: str) -> Tensors:
     return tensors
 
 
+def name_architecture(path: Path, model: TinyModel, how: str) -> None:
+    """Writes which model `config.json` names: its own, none, or the one without a head."""
+    config = json.loads((path / "config.json").read_text())
+    names = {"none": None, "base": [type(model.model.base_model).__name__]}
+    (path / "config.json").write_text(json.dumps(config | ({} if how == "own" else {"architectures": names[how]})))
+
+
 def digest_shard(checkpoint: Checkpoint) -> str:
     sink = io.BytesIO()
     write_shards(make_plan(checkpoint, tp_degree=2), checkpoint, {1: sink})
@@ -99,17 +109,19 @@ def test_files_of_users_make_what_transformers_makes(
         path = tmp_path_factory.mktemp("model")
         models[family] = write_tiny_model(path, family.attributes, architecture=family.architecture)
     tiny = models[family]
-    state = transformers.modeling_utils.load_state_dict(tiny.checkpoint.path / "model.safetensors")
+    state = load_file(tiny.checkpoint.path / "model.safetensors")
     added = SURPLUS[case["surplus"]](tiny)
     tensors = rename(state | added, f"{tiny.model.base_model_prefix}.", case["prefix"])
     path = copy_in_form(tiny.checkpoint.path, tmp_path / "copy", case["form"], tensors)
+    name_architecture(path, tiny, case["architectures"])
     checkpoint = set_surplus_aside(Checkpoint.open(path))
     check_zeros(checkpoint)
     assert len(checkpoint.surplus) == len(added)
     assert digest_shard(checkpoint) == digest_shard(tiny.checkpoint)
     assert checkpoint.description.numeric_config == tiny.checkpoint.description.numeric_config
 
-    loaded, info = type(tiny.model).from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    loaded, info = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    assert type(loaded) is type(tiny.model)
     assert not info["missing_keys"]
     assert len(info["unexpected_keys"]) == len(added)
     expected = tiny.model.state_dict()
