@@ -8,6 +8,7 @@ from pathlib import Path
 from bundle.reference import is_new_name
 from bundle.store.reader import Bundle
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
+from compiler_svc.models.token_ids import warn_of_ids_beyond
 from compiler_svc.planning.admission import open_model, warn_of_unread_tokenizer
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import ShardJobSpec
@@ -56,6 +57,7 @@ def admit_shard_request(
         skip_cache_lookup=request.skip_cache_lookup,
         warnings=(
             *warn_of_surplus(checkpoint),
+            *warn_of_ids_beyond(checkpoint.config, checkpoint.generation_config, manifest.tokens.vocab_size),
             *warn_of_other_tokenizer(checkpoint, manifest),
             *warn_of_unread_tokenizer(checkpoint, "so the weights take the tokenizer of the executables' bundle"),
         ),

@@ -271,6 +271,17 @@ def test_generation_defaults_that_are_not_served_are_named(planner: Planner, mod
     assert plan(planner, "penalized", "cpu", optimization_level=0).warnings == (warning,)
 
 
+def test_token_ids_that_the_model_does_not_have_are_named(planner: Planner, models: Path) -> None:
+    directory = write_checkpoint(models / "added-tokens")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 96], "pad_token_id": 128}))
+    for warnings in (
+        plan(planner, "added-tokens", "cpu", optimization_level=0).warnings,
+        admit_request(compile_request("added-tokens", optimization_level=0), (models,)).warnings,
+    ):
+        named = [one.partition(" left out")[0] for one in warnings if "left out" in one]
+        assert named == ["generation_config.eos_token_id: 96", "generation_config.pad_token_id: 128"]
+
+
 def test_pickles_stay_closed(planner: Planner, pickled: str) -> None:
     opened, headers = plan(planner, pickled, tp_degree=2), plan(planner, "1b", tp_degree=2)
     assert opened.memory == headers.memory
