@@ -10,6 +10,6 @@ forked process or the forkserver itself imports them.
 
 A process leads a session of its own. It ends when its owner kills it or ends; when its forkserver ends; and, because a
 forkserver dies with its parent, when the service ends. What it has started, in whatever session, its forkserver adopts
-and ends, even if its parent dies meanwhile. Only a forkserver that dies itself cannot, so a process that starts programs
-calls `parent_death.end_tree_with_parent`.
+and ends, even if its parent dies meanwhile. Only a forkserver that dies itself cannot, so a process that starts
+programs calls `parent_death.end_tree_with_parent`.
 """
