@@ -11,6 +11,7 @@ import grpc
 from kiln.runtime.v1 import generation_pb2, generation_pb2_grpc
 
 from bench.worker import Worker, serve
+from edge.loopback import channel_options
 
 
 def message(sequence_number: int) -> generation_pb2.GenerateResponse:
@@ -65,7 +66,7 @@ async def _measure(tokens: int, interval_s: float) -> float:
 
 
 async def _drain(address: str) -> int:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=channel_options(address)) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         return len([event async for event in stub.Generate(generation_pb2.GenerateRequest())])
 

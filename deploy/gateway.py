@@ -20,6 +20,8 @@ ENGINE_SERVICE = "vllm.grpc.engine.VllmEngine"
 #: A runtime's container that starts again has another network. This one joins it when it starts again in turn, which
 #: has to be later: without the runtime, the container engine could not start it.
 MAX_ABSENCE_S = 10.0
+#: The runtime's --gateway-address is on loopback: a proxy of the environment is not for it.
+DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
 async def run_while_serving(runtime: str, command: list[str]) -> None:
@@ -27,7 +29,7 @@ async def run_while_serving(runtime: str, command: list[str]) -> None:
     running: asyncio.Task[None] | None = None
     request = health_pb2.HealthCheckRequest(service=ENGINE_SERVICE)
     try:
-        async with grpc.aio.insecure_channel(runtime) as channel:
+        async with grpc.aio.insecure_channel(runtime, options=DIRECT) as channel:
             while True:
                 await asyncio.wait_for(channel.channel_ready(), MAX_ABSENCE_S)
                 with suppress(grpc.aio.AioRpcError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import resource
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from edge.access.config import AccessConfig
 from edge.access.errors import AnonymousRefused
 from edge.access.principal import Principal
 from edge.errors import AddressInvalid, OptionsInvalid, PlaintextRefused, TlsFileInvalid
+from edge.loopback import host_of, is_loopback
 from edge.options import ADDRESS, COUNT, FLAG, PATH, SECONDS, TEXT, option, option_class, section
 
 #: Connections at once, unless an option or the limit of open files says otherwise.
@@ -168,7 +168,7 @@ class EdgeConfig:
     @property
     def host(self) -> str:
         """The host part of the address, without brackets."""
-        return _host_of(self.address)
+        return host_of(self.address)
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
         """Returns the configuration as gRPC core's channel arguments."""
@@ -198,15 +198,6 @@ def choose_max_connections() -> int:
     return MAX_CONNECTIONS if soft_limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft_limit // 2))
 
 
-def is_loopback(address: str) -> bool:
-    """Tells whether `address`, `host:port`, is a loopback address."""
-    host = _host_of(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def read_pem(path: Path) -> bytes:
     """Reads a file of certificates or keys."""
     with reading(partial(TlsFileInvalid, str(path))):
@@ -214,7 +205,3 @@ def read_pem(path: Path) -> bytes:
     if b"-----BEGIN " not in data:
         raise TlsFileInvalid(str(path), "it holds no PEM block")
     return data
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")

@@ -16,13 +16,18 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported; t
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge.loopback import channel_options
+
 
 def check_health(address: str, credentials: grpc.ChannelCredentials | None, service: str, timeout_s: float) -> str:
     """Asks for the health of a service, or of the server as a whole if that is empty; in plaintext without credentials.
 
     Returns `SERVING`, the name of another state, or the reason why there is no answer.
     """
-    channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    options = channel_options(address)
+    channel = (
+        grpc.secure_channel(address, credentials, options) if credentials else grpc.insecure_channel(address, options)
+    )
     with channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)

@@ -13,6 +13,7 @@ import structlog
 
 from edge.errors import TracingUnavailable
 from edge.interceptor import Context, Method, Surround, Surrounding, is_probe, noting_code
+from edge.loopback import is_local_url
 from edge.spans import TRACER
 
 #: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.
@@ -75,6 +76,7 @@ async def open_tracing(service: str, endpoint: str | None) -> AsyncIterator[tupl
         yield ()
         return
     try:
+        import requests  # noqa: PLC0415 - as all of the extra
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -82,7 +84,11 @@ async def open_tracing(service: str, endpoint: str | None) -> AsyncIterator[tupl
     except ImportError as error:
         raise TracingUnavailable(error.name or str(error)) from error
     provider = TracerProvider(resource=Resource.create({"service.name": f"kiln-{service}"}), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    session = None
+    if is_local_url(endpoint):
+        session = requests.Session()
+        session.trust_env = False  # has the proxies
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, session=session)))
     try:
         yield (Traces(provider.get_tracer("kiln")),)
     finally:

@@ -11,9 +11,10 @@ from typing import Final
 from bundle.errors import FieldViolation
 from bundle.manifest import TargetKind
 from edge.access.principal import Principal, Scope
-from edge.config import EdgeConfig, LocalListener, is_loopback
+from edge.config import EdgeConfig, LocalListener
 from edge.errors import OptionsInvalid
 from edge.logs import LogConfig
+from edge.loopback import is_loopback
 from edge.memory import measure_memory
 from edge.option_sources import read_options
 from edge.options import (

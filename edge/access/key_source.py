@@ -7,7 +7,7 @@ import ssl
 import time
 from http.client import HTTPException
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib import request
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from edge.access.changing_file import MAX_BYTES, ChangingFile
 from edge.access.errors import KeySetInvalid, KeysUnavailable
 from edge.access.key_set import KeySet
+from edge.loopback import is_local_url
 from edge.supervision import Supervisor
 
 #: How often keys are fetched from a URL.
@@ -131,12 +132,19 @@ class KeyUrl:
                 )
 
 
+class _ProxyHandler(request.ProxyHandler):
+    """Asks the proxies of the environment, but for what is on this host."""
+
+    def proxy_open(self, req: request.Request, proxy: str, type: str) -> Any:  # noqa: A002 - named by urllib
+        return None if is_local_url(req.full_url) else super().proxy_open(req, proxy, type)
+
+
 def _download_keys(url: str, timeout_s: float) -> KeySet:
     deadline_s = time.monotonic() + timeout_s
     opener = request.OpenerDirector()
     # The usual opener would follow a redirection to plaintext or to a local file.
     for handler in (
-        request.ProxyHandler(),
+        _ProxyHandler(),
         request.HTTPSHandler(context=ssl.create_default_context()),
         request.HTTPRedirectHandler(),
         request.HTTPDefaultErrorHandler(),

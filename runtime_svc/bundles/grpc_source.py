@@ -16,8 +16,9 @@ from bundle.manifest import parse_manifest
 from bundle.store.oci import TITLE, BlobDescriptor
 from edge.access.changing_file import ChangingFile
 from edge.access.control import TOKEN_KEY
-from edge.config import is_loopback, read_pem
+from edge.config import read_pem
 from edge.errors import PlaintextRefused
+from edge.loopback import channel_options, is_local
 from runtime_svc.bundles.errors import BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.errors import BundleSourceUnavailable
@@ -57,20 +58,20 @@ class CompilerEndpoint:
     allow_insecure: bool = False
 
     def __post_init__(self) -> None:
-        is_local = self.address.startswith("unix:") or is_loopback(self.address)
-        if self.ca_path is None and not self.allow_insecure and not is_local:
+        if self.ca_path is None and not self.allow_insecure and not is_local(self.address):
             raise PlaintextRefused(self.address)
 
     def connect(self) -> grpc.aio.Channel:
         """Opens a channel, which connects at the first call."""
+        options = (*_OPTIONS, *channel_options(self.address))
         if self.ca_path is None:
-            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+            return grpc.aio.insecure_channel(self.address, options=options)
         credentials = grpc.ssl_channel_credentials(
             root_certificates=read_pem(self.ca_path),
             private_key=None if self.key_path is None else read_pem(self.key_path),
             certificate_chain=None if self.certificate_path is None else read_pem(self.certificate_path),
         )
-        return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.address, credentials, options=options)
 
 
 class CompilerToken:

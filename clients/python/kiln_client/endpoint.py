@@ -113,7 +113,7 @@ def resolve_address(address: str | None, variable: str) -> str:
 
 def is_local(address: str) -> bool:
     """Whether calls to an address stay on this host: it is a socket file or has a loopback host."""
-    if address.startswith("unix:"):
+    if address.startswith(("unix:", "unix-abstract:")):
         return True
     match = _HOST.fullmatch(address)
     return match is not None and is_loopback(match["host"])
@@ -122,24 +122,26 @@ def is_local(address: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a host, whose IPv6 address has no brackets, is this one by its loopback address."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
     """Opens a channel on the running event loop. The first call connects it."""
+    options = list(_CHANNEL_OPTIONS)
+    # No proxy of the environment is for calls that stay on this host. For others, gRPC obeys `no_proxy`, but for `*`.
+    if is_local(address) or os.environ.get("no_proxy", "").strip() == "*":
+        options.append(("grpc.enable_http_proxy", 0))
     if tls is None:
-        # A proxy of the environment would read the plaintext of calls that are to stay on this host.
-        direct: tuple[tuple[str, str | int], ...] = (("grpc.enable_http_proxy", 0),) if is_local(address) else ()
-        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS + direct)
+        return grpc.aio.insecure_channel(address, options=options)
     credentials = grpc.ssl_channel_credentials(
         _read(tls.ca_path), private_key=_read(tls.key_path), certificate_chain=_read(tls.certificate_path)
     )
-    name: tuple[tuple[str, str | int], ...] = ()
     if tls.server_name is not None:
-        name = (("grpc.ssl_target_name_override", tls.server_name),)
-    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS + name)
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _read(path: Path | None) -> bytes | None:

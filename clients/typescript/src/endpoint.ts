@@ -146,8 +146,8 @@ export function channelOptions(address: string, options: ClientOptions): Channel
     "grpc.max_send_message_length": options.maxSendBytes ?? -1,
     "grpc.keepalive_time_ms": options.keepaliveMs ?? 60_000,
     "grpc.keepalive_timeout_ms": options.keepaliveTimeoutMs ?? 20_000,
-    // A proxy of the environment would read the plaintext of calls that are to stay on this host.
-    ...(options.tls === undefined && isLocal(address) ? { "grpc.enable_http_proxy": 0 } : {}),
+    // No proxy of the environment is for calls that stay on this host. For others, gRPC obeys `no_proxy`.
+    ...(isLocal(address) ? { "grpc.enable_http_proxy": 0 } : {}),
     ...(name === undefined ? {} : { "grpc.ssl_target_name_override": name }),
   };
 }

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from kiln.bundle.v1.bundle_pb2 import GetBundleResponse
 from kiln.runtime.v1 import runtime_pb2
-from kiln_client import AsyncBundles, AsyncRuntime, Runtime, TlsOptions, errors
+from kiln_client import AsyncBundles, AsyncRuntime, Runtime, Timeouts, TlsOptions, errors
 from kiln_client.errors import InvalidArgument, TokenUnusable
 from kiln_client.stack.home import StackRecord, announced
 
+from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
+from tests.servers.proxy import running_proxy, set_proxies
 from tests.servers.scripted_server import ScriptedServer, refusal
 
 pytestmark = pytest.mark.usefixtures("nothing_given")
@@ -147,17 +149,25 @@ def test_a_token_does_not_leave_this_host_in_plaintext(
     AsyncRuntime(REMOTE, token=token, allow_plaintext_token=True)
 
 
-async def test_no_proxy_reads_what_stays_on_this_host(info: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = ScriptedServer()
-    for name in ("http_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, f"http://{proxy.address}")
-    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    try:
+async def test_no_proxy_hears_of_what_stays_on_this_host(
+    info: ScriptedServer, secured: tuple[ScriptedServer, TlsOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, tls = secured
+    server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(version="1"))
+    with running_proxy() as proxy:
+        set_proxies(monkeypatch, proxy.url)
         async with AsyncRuntime(info.address, token="t0") as runtime:
             assert (await runtime.get_server_info()).version == "1"
-    finally:
-        proxy.stop()
+        async with AsyncRuntime(server.address, tls=tls) as runtime:
+            assert (await runtime.get_server_info()).version == "1"
+        assert proxy.heard == []
+        for no_proxy, num_heard in ((None, 1), ("other.example, .invalid", 0), ("*", 0)):
+            set_proxies(monkeypatch, proxy.url, no_proxy=no_proxy)
+            proxy.heard.clear()
+            async with AsyncRuntime("kiln.invalid:1", timeouts=Timeouts(read_s=HANG_S)) as runtime:
+                with pytest.raises(errors.Unavailable):
+                    await runtime.get_server_info()
+            assert proxy.heard[:1] == ["CONNECT kiln.invalid:1 HTTP/1.1"] * num_heard
 
 
 async def test_over_tls(secured: tuple[ScriptedServer, TlsOptions]) -> None:

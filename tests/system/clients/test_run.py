@@ -16,6 +16,7 @@ import pytest
 
 from tests.repository import ROOT
 from tests.servers.hub import running_hub
+from tests.servers.proxy import set_proxies
 from tests.servers.stack import KILN, Outcome
 from tests.system.clients.conftest import SMALL, TIMEOUT_S, make_home, run_kiln
 
@@ -36,7 +37,9 @@ def kiln(home: Path) -> Kiln:
     return partial(run_kiln, home)
 
 
-def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path) -> None:
+def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing answers there: what goes to this host asks no proxy.
+    set_proxies(monkeypatch, "http://127.0.0.1:9")
     model = _MODELS / "kiln-tiny"
     first = kiln("run", model, "Once upon a time", *SMALL, *_ANSWER)
     assert any(event["event"] == "progress" and event.get("stage") == "lower" for event in first.events)

@@ -5,7 +5,7 @@ import pytest
 
 from edge.access.config import AccessConfig
 from edge.access.errors import AnonymousRefused
-from edge.config import EdgeConfig, TlsConfig, is_loopback
+from edge.config import EdgeConfig, TlsConfig
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
 
 OPEN_TO_ALL = AccessConfig(allow_anonymous=True)
@@ -89,8 +89,3 @@ def test_unreadable_tls_file_is_named(tmp_path: Path, broken: str, content: byte
     with pytest.raises(TlsFileInvalid) as caught:
         TlsConfig(paths["certificate"], paths["key"], paths["client_ca"]).load()
     assert caught.value.metadata["path"] == str(paths[broken])
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1:1", "localhost.evil.com:1", "dns:///localhost:1", ""])
-def test_what_others_may_be_at(address: str) -> None:
-    assert not is_loopback(address)

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, it } from "node:test";
 import { KilnError, Runtime } from "kiln-client";
-import { resolveAddress } from "../../src/endpoint.js";
+import { channelOptions, resolveAddress } from "../../src/endpoint.js";
 
 afterEach(() => {
   delete process.env.KILN_RUNTIME;
@@ -39,4 +39,13 @@ it("knows an address when it sees one", () => {
       },
     );
   }
+});
+
+it("asks no proxy of the environment for what stays on this host, with TLS neither", () => {
+  const asksNone = (address: string) =>
+    [{}, { tls: {} }].map((options) => channelOptions(address, options)["grpc.enable_http_proxy"] === 0);
+  for (const address of ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/run/kiln.sock"]) {
+    assert.deepEqual(asksNone(address), [true, true], address);
+  }
+  assert.deepEqual(asksNone("kiln.example:443"), [false, false]);
 });

@@ -22,6 +22,7 @@ from runtime_svc.bundles.leases import LEASE_S
 from runtime_svc.errors import BundleSourceUnavailable
 from tests.bundles.published import LayoutBundleService, publish
 from tests.servers.certificates import make_certificate
+from tests.servers.proxy import running_proxy, set_proxies
 from tests.servers.runtime import serve_bundles
 from tests.servers.tokens import SigningKey, make_claims, write_jwks
 
@@ -55,6 +56,22 @@ async def test_both_sides_show_certificates_and_refuse_strangers(bundles: Layout
         ):
             with pytest.raises(BundleSourceUnavailable):
                 await resolve(stranger)
+
+
+async def test_no_proxy_hears_of_a_compiler_on_this_host(
+    bundles: LayoutBundleService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = make_certificate(tmp_path, "compiler")
+    credentials = grpc.ssl_server_credentials([(own.key.read_bytes(), own.certificate.read_bytes())])
+    with running_proxy() as proxy:
+        set_proxies(monkeypatch, proxy.url)
+        async with serve_bundles(bundles) as plain, serve_bundles(bundles, credentials) as secured:
+            assert (await resolve(CompilerEndpoint(plain))).startswith("sha256:")
+            assert (await resolve(CompilerEndpoint(secured, own.certificate))).startswith("sha256:")
+        assert proxy.heard == []
+        with pytest.raises(BundleSourceUnavailable):
+            await resolve(CompilerEndpoint("compiler.invalid:1", own.certificate))
+        assert proxy.heard[0] == "CONNECT compiler.invalid:1 HTTP/1.1"
 
 
 async def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
