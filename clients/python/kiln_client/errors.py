@@ -136,6 +136,25 @@ class FailedPrecondition(KilnError):
     default_code = "FAILED_PRECONDITION"
 
 
+class HomeMissing(FailedPrecondition):
+    """A user without a home directory has named no home either."""
+
+    def __init__(self) -> None:
+        message = "this user has no home directory: give --home, or set KILN_HOME, XDG_DATA_HOME or HOME"
+        super().__init__(message, reason="HOME_MISSING")
+
+
+class HomeUnreadable(FailedPrecondition):
+    """The client cannot read where the services of a home listen."""
+
+    def __init__(self, path: object, detail: str) -> None:
+        message = (
+            f"{path}, which says where the services of a home listen, cannot be read: {detail}; give the address"
+            " (--compiler, --runtime), or another home (KILN_HOME)"
+        )
+        super().__init__(message, reason="HOME_UNREADABLE", metadata={"path": path, "detail": detail})
+
+
 class ResourceExhausted(KilnError):
     """A queue, a core or memory is full."""
 

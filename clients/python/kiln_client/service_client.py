@@ -66,7 +66,8 @@ class ServiceClient:
             services = find_services()
             if services is None:
                 homes = " or ".join(map(str, known_homes()))
-                self._note = f", the default because no services run on {homes},"
+                reason = f"no services run on {homes}" if homes else "this user has no home"
+                self._note = f", the default because {reason},"
             else:
                 address, tls = getattr(services, self._role), tls or services.tls
         self.address = resolve_address(address, self.address_variable)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from kiln_client.endpoint import TlsOptions, is_local
-from kiln_client.errors import FailedPrecondition
+from kiln_client.errors import FailedPrecondition, HomeMissing, HomeUnreadable
 
 HOME_VARIABLE: Final = "KILN_HOME"
 #: The home of `kiln up` if it gets none, in the directory where it is started.
@@ -99,8 +99,12 @@ def open_private(path: str, flags: int) -> int:
 def default_home() -> Path:
     """The home of commands that get none: `$XDG_DATA_HOME/kiln`."""
     given = Path(os.environ.get("XDG_DATA_HOME", ""))
-    # The XDG specification ignores relative paths.
-    return (given if given.is_absolute() else Path.home() / ".local" / "share") / "kiln"
+    if given.is_absolute():  # the XDG specification ignores relative paths
+        return given / "kiln"
+    try:
+        return Path.home() / ".local" / "share" / "kiln"
+    except RuntimeError:  # neither HOME nor the system's list of users has one
+        raise HomeMissing from None
 
 
 @contextlib.contextmanager
@@ -137,53 +141,69 @@ def announced(home: Path, record: StackRecord) -> Iterator[None]:
 
 
 def read_record(home: Path) -> StackRecord | None:
-    """Reads where the services of a home listen; None if no process serves it, or its services are still starting."""
+    """Reads where the services of a home listen; None if no process serves it, or its services are still starting.
+
+    Raises:
+        HomeUnreadable: The file that says it cannot be read, or says something else.
+    """
+    path = home / _RECORD
     try:
-        with (home / _RECORD).open("rb") as file:
+        with path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 text = file.read()
             else:
                 return None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise HomeUnreadable(path, error.strerror or str(error)) from error
     if not text.endswith(b"}"):  # the process is about to write it, or to end
         return None
-    fields = json.loads(text)
-    tls: dict[str, str | None] | None = fields.pop("tls")
-    # Services of a release without tokens, which still run, have none.
-    given = {"model_roots": tuple(fields["model_roots"]), "token_path": _path_of(fields.get("token_path"))}
-    return StackRecord(**fields | given, tls=None if tls is None else _read_tls(tls))
+    try:
+        fields = json.loads(text)
+        tls: dict[str, str | None] | None = fields.pop("tls")
+        # Services of a release without tokens, which still run, have none.
+        given = {"model_roots": tuple(fields["model_roots"]), "token_path": _path_of(fields.get("token_path"))}
+        return StackRecord(**fields | given, tls=None if tls is None else _read_tls(tls))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise HomeUnreadable(path, f"it is no record of services ({error!r})") from error
 
 
 def find_services() -> StackRecord | None:
     """Finds the services of a caller who names none: those of the first known home that run; None if none do."""
-    return next(_running(), None)
+    return next((record for home in known_homes() if (record := read_record(home)) is not None), None)
 
 
 def find_token_path(address: str) -> Path | None:
-    """Finds the file of the token for an address: that of the home whose services listen there; None if none does."""
-    return next((record.token_path for record in _running() if record.listens(address)), None)
+    """Finds the file of the token for an address: that of the home whose services listen there; None if none does.
+
+    The address is known: a home that cannot be read counts as one without services.
+    """
+    for home in known_homes():
+        with contextlib.suppress(HomeUnreadable):
+            if (record := read_record(home)) is not None and record.listens(address):
+                return record.token_path
+    return None
 
 
 def known_homes() -> tuple[Path, ...]:
     """Where services are looked for: in the home of KILN_HOME alone; without that variable in two.
 
-    They are `.kiln` in the current directory, if that is this user's own, and the default home.
+    They are `.kiln` in the current directory, if that is this user's own, and the default home, if the user has one.
     """
     given = os.environ.get(HOME_VARIABLE)
     if given:
         return (Path(given),)
     # Another user could leave a record in a directory that all may write to, and so choose a file to be sent.
+    homes: tuple[Path, ...] = ()
     with contextlib.suppress(OSError):
         if UP_HOME.stat().st_uid == os.geteuid():
-            return (UP_HOME, default_home())
-    return (default_home(),)
-
-
-def _running() -> Iterator[StackRecord]:
-    return (record for home in known_homes() if (record := read_record(home)) is not None)
+            homes = (UP_HOME,)
+    with contextlib.suppress(HomeMissing):
+        homes = (*homes, default_home())
+    return homes
 
 
 def _port_of(address: str) -> str:

@@ -11,7 +11,7 @@ import click
 from kiln_client.cli.local.options import HOME
 from kiln_client.cli.parameters import DURATION
 from kiln_client.cli.session import Session, local_command
-from kiln_client.errors import NotFound
+from kiln_client.errors import InvalidArgument, NotFound
 from kiln_client.stack.issuer import SCOPES, Grant, key_path, sign_token
 
 _FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
@@ -83,7 +83,7 @@ async def token_command(
             reason="KEY_NOT_FOUND",
             metadata={"home": home},
         )
-    grant = Grant(subject or getpass.getuser(), scopes, lifetime, deployments, aliases, bundles)
+    grant = Grant(subject or _login(), scopes, lifetime, deployments, aliases, bundles)
     expires = datetime.now(UTC) + timedelta(seconds=lifetime)
     token = await sign_token(home, grant, out)
     session.output.result(
@@ -100,3 +100,15 @@ async def token_command(
     )
     session.output.text(f"{out or token}\n")
     session.output.remark(f"{grant.subject} may {', '.join(scopes)} until {expires:%Y-%m-%d %H:%M} UTC")
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (LookupError, OSError):  # neither the environment nor the system's list of users has it
+        raise InvalidArgument.about(
+            "subject",
+            "got none; accepted: a name, as --subject NAME",
+            "this user has no login that a token could name: give --subject",
+            reason="SUBJECT_MISSING",
+        ) from None
