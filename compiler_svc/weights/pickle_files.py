@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from compiler_svc.weights.errors import CheckpointInvalid
 
+#: The number with which a file of torch before release 1.6 begins. Such a file is one stream, from which nothing can be
+#: mapped: reading it takes memory for all of its tensors.
+_OLD_MAGIC: Final = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
+_CONVERSION: Final = 'import torch; torch.save(torch.load("{name}", map_location="cpu", weights_only=True), "{name}")'
+
 
 def load_pickle(file: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
     """Maps the tensors of a file into memory instead of reading them."""
     accepted = "a state dict of plain tensors, saved by torch 1.6 or newer"
+    if _is_of_old_torch(file):
+        conversion = _CONVERSION.format(name=file.name)
+        accepted = f"{accepted}: `python -c '{conversion}'`, in the checkpoint's directory, makes one of it"
+        raise CheckpointInvalid(checkpoint, file.name, "a file in the form before torch 1.6", accepted)
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     # On hostile bytes the unpickler can raise any exception.
@@ -32,3 +42,11 @@ def read_pickle_header(file: Path, checkpoint: Path) -> dict[str, tuple[str, tup
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in load_pickle(file, checkpoint).items()
     }
+
+
+def _is_of_old_torch(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return _OLD_MAGIC in opened.read(16)
+    except OSError:  # for torch to name
+        return False

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,22 @@ def test_pickles_of_something_else(directory: Path, content: object) -> None:
     torch.save(content, directory / "pytorch_model.bin")
     with pytest.raises(CheckpointInvalid, match="accepted: a state dict of plain tensors"):
         Checkpoint.open(directory)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin", "old-1.bin"])
+def test_pickles_from_before_torch_1_6_are_refused_with_the_line_that_converts_them(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    torch.save(TENSORS, directory / name, _use_new_zipfile_serialization=False)
+    if name != "pytorch_model.bin":
+        write_json(directory / "pytorch_model.bin.index.json", {"weight_map": dict.fromkeys(TENSORS, name)})
+    with pytest.raises(CheckpointInvalid, match=r"a file in the form before torch 1\.6") as caught:
+        Checkpoint.open(directory)
+    (line,) = re.findall("`python -c '(.*)'`", str(caught.value))
+    monkeypatch.chdir(directory)
+    exec(line)
+    with TensorReader(Checkpoint.open(directory)) as reader:
+        assert all(torch.equal(reader.read(one), tensor) for one, tensor in TENSORS.items())
 
 
 def test_file_that_changed_after_opening(directory: Path) -> None:
