@@ -39,10 +39,39 @@ def test_a_name_with_a_slash_is_below_a_root_or_of_the_hub(tmp_path: Path) -> No
     assert find_checkpoint("org/Llama-3.2-1B", roots) == HubModel("org/Llama-3.2-1B")
 
 
-def test_the_current_directory_changes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_checkpoint(tmp_path / "org" / "llama")
+def test_a_directory_here_comes_behind_the_roots_and_before_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = make_checkpoint(tmp_path / "org" / "llama")
+    deep = make_checkpoint(tmp_path / "examples" / "models" / "tiny")
+    (tmp_path / "org" / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert find_checkpoint("org/llama", [tmp_path / "models"]) == HubModel("org/llama")
+    roots = [tmp_path / "models"]
+    assert find_checkpoint("org/llama", roots) == find_checkpoint("org/llama/", roots) == Checkpoint("llama", here)
+    assert find_checkpoint("examples/models/tiny", roots) == Checkpoint("tiny", deep)
+    assert find_checkpoint("org/empty", roots) == HubModel("org/empty")
+    below = make_checkpoint(tmp_path / "models" / "org" / "llama")
+    assert find_checkpoint("org/llama", roots) == Checkpoint("llama", below)
+
+
+@pytest.mark.parametrize(
+    ("cached", "name"),
+    [
+        ("models--meta-llama--Llama-3.2-1B", "llama-3.2-1b"),
+        ("models--gpt2", "gpt2"),
+        ("models--org--My_Tuned.Model-v2", "my_tuned.model-v2"),
+    ],
+)
+def test_a_snapshot_of_the_hubs_cache_is_named_by_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: str, name: str
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    path = make_checkpoint(tmp_path / cached / "snapshots" / commit)
+    monkeypatch.chdir(path)
+    for text in (str(path), ".", f"../{commit}/"):
+        assert find_checkpoint(text, []) == Checkpoint(name, path)
+    elsewhere = make_checkpoint(tmp_path / "my" / "snapshots" / "last")
+    assert find_checkpoint(str(elsewhere), []) == Checkpoint("last", elsewhere)
 
 
 def test_only_the_compiler_knows_what_has_no_slash(tmp_path: Path) -> None:

@@ -42,8 +42,32 @@ FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 """Exit codes: the command failed; the command line is wrong; Ctrl-C, or SIGTERM, ended the command."""
 
 
+def _show_version(output: Output) -> None:
+    versions = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "grpc": grpc.__version__,
+        "protobuf": google.protobuf.__version__,
+    }
+    output.result(versions, Text(f"kiln {__version__}"))
+
+
+def _take_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        _show_version(context.obj)
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @shared_options
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_take_version,
+    help="As the command `version`.",
+)
 def kiln() -> None:
     """Compile models into bundles, load them, and stream tokens from them.
 
@@ -62,13 +86,7 @@ def kiln() -> None:
 @local_command
 async def version_command(session: Session) -> None:
     """Show the version of this client."""
-    versions = {
-        "version": __version__,
-        "python": platform.python_version(),
-        "grpc": grpc.__version__,
-        "protobuf": google.protobuf.__version__,
-    }
-    session.output.result(versions, Text(f"kiln {__version__}"))
+    _show_version(session.output)
 
 
 for _command in (
@@ -108,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = Output(as_json="--json" in words)
     try:
         _require_text(words)
-        code = kiln.main(words, prog_name="kiln", standalone_mode=False)
+        code = kiln.main(words, prog_name="kiln", standalone_mode=False, obj=output)
     except click.ClickException as error:
         return _report_usage(output, error)
     except click.Abort:

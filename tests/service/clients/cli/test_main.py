@@ -69,7 +69,7 @@ CONNECTION_OPTIONS = [
 
 def test_help_describes_connection_options_once(kiln: Kiln) -> None:
     described = [line.split()[0] for line in kiln("--help").out.splitlines() if line.startswith("  --")]
-    assert described == [*CONNECTION_OPTIONS, "--json"]
+    assert described == [*CONNECTION_OPTIONS, "--json", "--version"]
 
 
 def test_help_of_a_command_points_to_the_connection_options(kiln: Kiln) -> None:
@@ -157,7 +157,9 @@ def test_text_that_is_no_utf8(kiln: Kiln) -> None:
 
 def test_version(kiln: Kiln) -> None:
     assert kiln("version").out == f"kiln {__version__}\n"
-    assert kiln("version", "--json").last["version"] == __version__
+    assert kiln("--version").out == f"kiln {__version__}\n"
+    for words in (["version", "--json"], ["--version", "--json"], ["--json", "--version"]):
+        assert kiln(*words).last["version"] == __version__
 
 
 def test_addresses_stand_before_or_behind_the_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class Checkpoint:
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
         """Takes a directory that `is_checkpoint`."""
-        return cls(name_of(path.absolute().name), path.resolve())
+        named = Path(os.path.abspath(path))  # noqa: PTH100 - the name of a link counts, not that of its end
+        return cls(name_of(_model_name(named)), path.resolve())
 
     @property
     def roots(self) -> list[Path]:
@@ -51,7 +53,7 @@ def find_checkpoint(text: str, model_roots: Sequence[Path]) -> Checkpoint | HubM
     """Finds a model without asking the compiler; None if the text may be a bundle.
 
     A text that begins with `.` or `/` is a directory. Any other text with a `/` is no bundle reference: it is below a
-    model root, or it is an id of the Hub.
+    model root, else below the current directory, else an id of the Hub.
     """
     if text.startswith((".", "/")):
         if not is_checkpoint(Path(text)):
@@ -59,7 +61,7 @@ def find_checkpoint(text: str, model_roots: Sequence[Path]) -> Checkpoint | HubM
         return Checkpoint.open(Path(text))
     if "/" not in text:
         return None
-    found = _find_below(text, model_roots)
+    found = _find_below(text, (*model_roots, Path()))
     if found is None and not _HUB_ID.fullmatch(text):
         raise ModelNotFound(text, _accept(model_roots))
     return found or HubModel(text)
@@ -73,7 +75,9 @@ async def find_named(text: str, bundles: AsyncBundles, model_roots: Sequence[Pat
         pass
     found = _find_below(text, model_roots)
     if found is None:
-        raise ModelNotFound(text, _accept(model_roots))
+        # The compiler was started without it among its model roots.
+        here = f"./{text}, a directory of this name, or " if _find_below(text, (Path(),)) else ""
+        raise ModelNotFound(text, f"{here}{_accept(model_roots)}")
     return found
 
 
@@ -96,6 +100,13 @@ def deployment_name(text: str) -> str:
     return name_of(re.split("[:@]", text)[0].rpartition("/")[2])
 
 
+def _model_name(path: Path) -> str:
+    """The last part of a path; of a snapshot of the Hub's cache, `models--ORG--NAME/snapshots/COMMIT`, the model's."""
+    snapshots, cached = path.parent, path.parent.parent.name
+    is_snapshot = snapshots.name == "snapshots" and cached.startswith("models--")
+    return cached.rpartition("--")[2] if is_snapshot else path.name
+
+
 def _find_below(text: str, model_roots: Sequence[Path]) -> Checkpoint | None:
     paths = (root / text for root in model_roots if ".." not in Path(text).parts)
     return next((Checkpoint.open(path) for path in paths if is_checkpoint(path)), None)
@@ -104,6 +115,6 @@ def _find_below(text: str, model_roots: Sequence[Path]) -> Checkpoint | None:
 def _accept(model_roots: Sequence[Path]) -> str:
     roots = " or ".join(dict.fromkeys(map(str, model_roots)))
     return (
-        f"a bundle (`kiln bundles list`), the name of a directory below {roots}, a path that begins with . or /, or the"
-        " id of a model of the Hub, ORG/NAME"
+        f"a bundle (`kiln bundles list`), the name of a directory below {roots} or here, a path that begins with . or"
+        " /, or the id of a model of the Hub, ORG/NAME"
     )
