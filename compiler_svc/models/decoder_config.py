@@ -204,14 +204,19 @@ def _check_dimensions(
 def read_layer_windows(model: AttributeReader) -> Windows:
     """Reads the window of each layer of families whose layers slide in part.
 
-    `layer_types` names the kind of each layer. Without it the layers from `max_window_layers` on slide.
+    `layer_types` names the kind of each layer. Without it the layers from `max_window_layers` on slide, if there is a
+    window: if `use_sliding_window` is true, and `sliding_window` not null.
     """
-    num_layers = model.integer("num_hidden_layers")
-    if not model.boolean("use_sliding_window", False):
-        return (None,) * num_layers
-    window = model.integer("sliding_window", 4096)
-    first = model.integer("max_window_layers", 28, minimum=0)
+    num_layers, may_slide = model.integer("num_hidden_layers"), model.boolean("use_sliding_window", False)
+    window = read_window(model, 4096) if may_slide else None
+    first = num_layers if window is None else model.integer("max_window_layers", 28, minimum=0)
     slides = _read_layer_types(model, tuple(layer >= first for layer in range(num_layers)))
+    if window is None and any(slides):
+        accepted = f"as layer_types has layers that are {_SLIDING}"
+        if may_slide:
+            model.note_invalid("sliding_window", None, f"an integer, {accepted}")
+        else:
+            model.note_invalid("use_sliding_window", False, f"true, {accepted}")
     return tuple(window if is_sliding else None for is_sliding in slides)
 
 
