@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from bundle.errors import FieldViolation, KilnError
 from bundle.reference import ACCEPTED_ALIAS, ACCEPTED_NAME
@@ -12,6 +13,9 @@ from bundle.reference import ACCEPTED_ALIAS, ACCEPTED_NAME
 # A status travels in HTTP/2 headers, of which peers accept some 8 KiB.
 _MAX_VIOLATIONS: Final = 16
 _MAX_SUMMARIZED: Final = 4
+_MAX_SHORTENED: Final = 300
+#: Directories before the name of a file: clients see the names alone.
+_DIRECTORIES: Final = re.compile(r"""(?<=')/[^']*/|[^\s'"(\[]*/""")
 
 
 class CompilerError(KilnError, code="INTERNAL"):
@@ -200,10 +204,15 @@ class CompilerRestarted(CompilerError, code="UNAVAILABLE"):
 
 
 class BuildFailed(CompilerError):
-    """A build process that ended without a result."""
+    """A build that met an error without a name, or whose process ended without a result."""
 
     message = "the build failed: {detail}"
     detail: str
+
+    @classmethod
+    def by(cls, error: BaseException, stage: str) -> Self:
+        """Names an error without a name."""
+        return cls(f"{shorten(error)} ({stage})")
 
 
 class BuildStalled(CompilerError, code="UNAVAILABLE"):
@@ -274,3 +283,15 @@ def _summarize(what: str, violations: tuple[FieldViolation, ...]) -> str:
     summary = "; ".join(map(str, violations[:_MAX_SUMMARIZED]))
     more = len(violations) - _MAX_SUMMARIZED
     return f"{what}: {summary}" + (f"; and {more} more" if more > 0 else "")
+
+
+def shorten(error: BaseException) -> str:
+    """Class and message of an error of others or a bug of ours, for callers: without directories, and without what
+    compilers say behind the first line.
+    """
+    try:
+        text = str(error)
+    except Exception as other:  # noqa: BLE001 - whatever the error's own code raises
+        text = f"no text ({type(other).__name__})"
+    first = (text.strip().splitlines() or [""])[0].encode(errors="replace").decode()
+    return _DIRECTORIES.sub("", f"{type(error).__name__}: {first}").rstrip(": .")[:_MAX_SHORTENED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from compiler_svc.builds.pipeline import run_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
 from compiler_svc.models.registry import list_families
+from compiler_svc.records import Stage
 from edge.logs import configure_logging
 from execution.executors.executor import preload as preload_executor
 from execution.forkserver.client import ForkserverClient
@@ -55,11 +57,13 @@ def run_job(path: str, order_fd: int, answer_fd: int, news_fd: int, *forkserver_
         def build(order: bytes) -> BuildResult:
             return run_build(decode(order, BuildJob), directory, report, forkservers)
 
-        serve_order(order_fd, answer_fd, build, explain=_explain)
+        serve_order(order_fd, answer_fd, build, explain=lambda error: explain(error, report.stage))
 
 
-def _explain(error: Exception) -> KilnError:
-    if (shortage := find_shortage(error)) is not None:
-        return shortage
+def explain(error: BaseException, stage: Stage) -> KilnError:
+    """Names an error that ended a build in a stage."""
+    with suppress(Exception):  # an error whose text is one more error
+        if isinstance(error, Exception) and (shortage := find_shortage(error)) is not None:
+            return shortage
     structlog.get_logger("build").error("build failed", exc_info=error)
-    return BuildFailed(f"{type(error).__name__}, which the compiler's log describes")
+    return BuildFailed.by(error, f"in the stage {stage}")

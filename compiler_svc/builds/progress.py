@@ -25,6 +25,11 @@ class ProgressReport:
         self._entered_at_s = time.monotonic()
         self._durations_s: dict[Stage, float] = {}
 
+    @property
+    def stage(self) -> Stage:
+        """The stage that the build is in."""
+        return self._progress.stage
+
     def enter(self, stage: Stage, message: str, *, eta_s: float | None = None) -> None:
         """Begins a stage, with an estimate of its seconds if there is one. Keeps the counts of earlier stages."""
         self._durations_s = self.measure_stages()

@@ -21,7 +21,7 @@ from bundle.host.shortage import outlast_shortages
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed, BuildStalled
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
-from compiler_svc.records import BuildNews, Progress
+from compiler_svc.records import BuildNews, Progress, Stage
 from edge.spans import record_span
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver
@@ -73,12 +73,18 @@ class BuildRunner:
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs one build; cancelling the call kills its process group."""
         path = self._jobs / job.build_id
-        directory = JobDirectory(path)
+        directory, stage = JobDirectory(path), Stage.TRACE
+
+        async def follow(progress: Progress) -> None:
+            nonlocal stage
+            stage = progress.stage
+            await on_progress(progress)
+
         self._running.add(job.build_id)
         self._forget_killed(job.build_id)
         try:
             directory.begin()
-            ending = await self._run_process(path, encode(job), on_progress)
+            ending = await self._run_process(path, encode(job), follow)
             if ending.answer is not None:
                 # Not left to the build: one whose compiler died would do it, too, and the next one goes on behind it.
                 await asyncio.to_thread(directory.free)
@@ -86,7 +92,7 @@ class BuildRunner:
             is_repeatable = not job.spec.skip_cache_lookup and job.graphs_of is None
             if is_repeatable and ending.was_cut_short:
                 self._killed[job.build_id] = None
-            return read_result(ending)
+            return read_result(ending, stage)
         finally:
             # Blocks instead of awaiting: a second cancellation must not interrupt it.
             directory.end()
@@ -195,8 +201,8 @@ class BuildWatch:
             self._process.kill()
 
 
-def read_result(ending: Ending) -> BuildResult:
-    """Reads the result that a build process has left."""
+def read_result(ending: Ending, stage: Stage = Stage.TRACE) -> BuildResult:
+    """Reads the result that a build process has left, which it was last heard of in a stage."""
     if (answer := ending.result()) is None:
-        raise BuildFailed(f"its process ended without a result ({ending})")
+        raise BuildFailed(f"its process ended in the stage {stage} without a result ({ending})")
     return decode(answer, BuildResult)

@@ -109,9 +109,7 @@ class CompileRun:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the operation has to end
             self._log.exception("compile failed", kind=type(error).__name__)
-            await self._fail(
-                name_shortage(error) or BuildFailed("an internal error, which the compiler's log describes")
-            )
+            await self._fail(name_shortage(error) or BuildFailed.by(error, "outside of the process that builds"))
         finally:
             self.queued.set()
         for build_id in (self._build_id, self._graphs_id):

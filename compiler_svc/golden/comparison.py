@@ -41,7 +41,7 @@ class GoldenComparison:
         """Adds one step: the row's outputs, `logits` f32 [vocab_size] and `tokens` int32 [], and the reference, f32
         [vocab_size].
         """
-        scale = float(reference.abs().max())
+        scale = _scale_of(reference)
         max_deviation, num_ties = self.max_deviation, self.num_ties
         if "logits" in outputs:
             deviation = float((outputs["logits"] - reference).abs().max()) / scale
@@ -65,11 +65,16 @@ class GoldenComparison:
         expected = _pick_token(logits, sampling)
         gap = float("inf")
         if 0 <= token < len(logits):
-            gap = float(logits[expected] - logits[token]) / float(logits.abs().max())
+            gap = float(logits[expected] - logits[token]) / _scale_of(logits)
         if token != expected and not abs(gap) < tie:
             detail = f"token {token} in place of {expected}, whose logit is {gap:.2e} of the largest away"
             raise GoldenMismatch(self.tag, position, detail)
         return token != expected
+
+
+def _scale_of(logits: Tensor) -> float:
+    """The largest logit, which deviations are shares of; 1 where all are 0, so that they count as they are."""
+    return float(logits.abs().max()) or 1.0
 
 
 def _pick_token(reference: Tensor, sampling: Sampling) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -11,6 +12,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from bundle.host.shortage import find_shortage
+from compiler_svc.errors import shorten
+from compiler_svc.golden.errors import ReferenceFailed
 from compiler_svc.models.nested_text import nest_config
 from compiler_svc.models.registry import find_family
 from compiler_svc.models.sources import Items, Joined, Sliced, Transposed, list_tensors
@@ -33,21 +37,28 @@ class Reference:
         transformers.utils.logging.disable_progress_bar()
         # Its report of tensors that it does not take: the plan has said so.
         transformers.utils.logging.set_verbosity_error()
-        model = resolve_name(find_family(checkpoint.config).reference)
+        family = find_family(checkpoint.config)
+        model = resolve_name(family.reference)
+        self._config_class = model.config_class
+        self._ignored = {name: one for name, one in checkpoint.config.items() if name not in family.attributes}
+        #: Names of the attributes that transformers has read.
+        self._read: set[str] = set()
         attributes = deepcopy(nest_config(checkpoint.whole_config, checkpoint.config))
         for one in (attributes, attributes.get("text_config")):
             if one is not None:
                 one.pop("quantization_config", None)
-        config = model.config_class.from_dict(attributes)
+        with self._naming_failures(None):
+            config = model.config_class.from_dict(attributes)
         source: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.path}
         if quantization is not None or checkpoint.packed:
             source = {"pretrained_model_name_or_path": None, "state_dict": read_dequantized(checkpoint, quantization)}
         if quantization is not None:
             # transformers would tie a quantized head again to the table that is not quantized.
             config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
-        self._model = model.from_pretrained(
-            **source, config=config, dtype=dtype, attn_implementation="eager", local_files_only=True
-        ).eval()
+        with self._naming_failures(config):
+            self._model = model.from_pretrained(
+                **source, config=config, dtype=dtype, attn_implementation="eager", local_files_only=True
+            ).eval()
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], num_prompt_tokens: int) -> Iterator[Tensor]:
@@ -57,13 +68,55 @@ class Reference:
         # Some rotary embeddings remember the longest sequence that they have seen, so each sequence gets a new one.
         decoder = getattr(self._model.base_model, "language_model", self._model.base_model)
         if hasattr(decoder, "rotary_emb"):
-            decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
+            with self._naming_failures(self._model.config):
+                decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
         steps = [list(tokens[:num_prompt_tokens]), *([token] for token in tokens[num_prompt_tokens:])]
         cache = None
         for step in steps:
-            output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            with self._naming_failures(self._model.config):
+                output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             yield output.logits[0, -1].float()
+
+    @contextmanager
+    def _naming_failures(self, config: Any) -> Iterator[None]:
+        """Names what transformers raises in the block, with the attributes that the family ignores and transformers has
+        read; notes those that it reads of a configuration, if there is one yet.
+        """
+        configs = [] if config is None else list({id(one): one for one in (config, config.get_text_config())}.values())
+        kinds: list[type] = [type(one) for one in configs]
+        for one, kind in zip(configs, kinds, strict=True):
+            one.__class__ = _note_reads(kind, self._read)
+        try:
+            yield
+        except Exception as error:
+            if find_shortage(error) is not None:
+                raise
+            raise ReferenceFailed(REFERENCE_NAME, shorten(error), self._list_ignored()) from error
+        finally:
+            for one, kind in zip(configs, kinds, strict=True):
+                one.__class__ = kind
+
+    def _list_ignored(self) -> list[str]:
+        """Names of the attributes that transformers has read, the family ignores, and that say something."""
+        default = None
+        with suppress(Exception):
+            default = self._config_class().get_text_config()
+        return sorted(
+            name
+            for name, value in self._ignored.items()
+            if name in self._read and value != getattr(default, name, None)
+        )
+
+
+def _note_reads(kind: Any, read: set[str]) -> type:
+    """A class like another one, whose objects note the names of the attributes that are read of them."""
+
+    def note(own: object, name: str) -> Any:
+        read.add(name)
+        return kind.__getattribute__(own, name)
+
+    return type(kind.__name__, (kind,), {"__getattribute__": note, "__module__": kind.__module__})
 
 
 def read_dequantized(checkpoint: Checkpoint, quantization: Quantization | None) -> dict[str, Tensor]:

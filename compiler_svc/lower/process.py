@@ -5,7 +5,6 @@ error, whose traceback goes to the job's log.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pkgutil import resolve_name
 from typing import Final
 
 from bundle.errors import KilnError
+from compiler_svc.errors import shorten
 from compiler_svc.lower.errors import LoweringFailed
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob
 from execution.forkserver.parent_death import end_tree_with_parent
@@ -23,9 +23,6 @@ from execution.forkserver.task import decode, serve_order
 from targets.registry import TARGETS
 
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
-#: Directories before the name of a file: clients see the names alone.
-_DIRECTORIES: Final = re.compile(r"""(?<=')/[^']*/|[^\s'"(\[]*/""")
-_MAX_DETAIL_CHARS: Final = 300
 
 
 def preload() -> None:
@@ -63,13 +60,7 @@ def _lower(order: bytes) -> LoweredExecutable:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise LoweringFailed(job.tag, _describe(error)) from error
-
-
-def _describe(error: Exception) -> str:
-    """Class and message of an error, but for directories, and for what compilers say behind the first line."""
-    lines = str(error).splitlines() or [""]
-    return _DIRECTORIES.sub("", f"{type(error).__name__}: {lines[0]}").rstrip(": .")[:_MAX_DETAIL_CHARS]
+        raise LoweringFailed(job.tag, shorten(error)) from error
 
 
 def _settle(job: LoweringJob) -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from bundle.errors import KilnError
 from bundle.host.shortage import name_shortage
+from compiler_svc.errors import shorten
 from compiler_svc.models.registry import list_families
 from compiler_svc.planning.errors import PlanFailed, PlanMemoryExceeded
 from compiler_svc.remote.errors import OutlineMissing
@@ -38,13 +39,13 @@ def run_order(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
     """Does the work of an order, a callable. `max_memory_bytes` is what the process has been confined to."""
     configure_logging("compiler-plan")
 
-    def explain(error: Exception) -> KilnError:
+    def explain(error: BaseException) -> KilnError:
         if isinstance(error, MemoryError):
             return PlanMemoryExceeded(max_memory_bytes)
-        if (shortage := name_shortage(error)) is not None:
+        if isinstance(error, Exception) and (shortage := name_shortage(error)) is not None:
             return shortage
         structlog.get_logger("compiler").error("planning failed", exc_info=error)
-        return PlanFailed("an internal error, which the compiler's log describes")
+        return PlanFailed(shorten(error))
 
     serve_order(order_fd, answer_fd, _do, write=pickle.dumps, explain=explain)
 

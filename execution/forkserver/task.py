@@ -157,11 +157,11 @@ def serve_order(
     do: Callable[[bytes], Any],
     *,
     write: Callable[[Any], bytes] = encode,
-    explain: Callable[[Exception], KilnError] | None = None,
+    explain: Callable[[BaseException], KilnError] | None = None,
 ) -> None:
     """Does the order of this process, and leaves the answer: what `do` returns, or the named error that it raises.
 
-    `explain` names any other error, for the answer; None lets it end the process.
+    `explain` names any other error, for the answer, also one that would end the process in silence; None lets it.
     """
     with os.fdopen(order_fd, "rb") as order_file:
         order = order_file.read()
@@ -170,7 +170,7 @@ def serve_order(
         answer = write(do(order))
     except KilnError as error:
         failure = error
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if explain is None:
             raise
         failure = explain(error)

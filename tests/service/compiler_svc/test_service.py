@@ -257,7 +257,7 @@ class TestEnds:
         self, client: Client, runner: DirectedRunner
     ) -> None:
         runner.is_open.set()
-        for error in (ValueError("a secret of ours"), BuildFailed("out of memory")):
+        for error in (ValueError("no such part: /secret/part"), BuildFailed("out of memory")):
             runner.error = error
             how = await client.fail(await client.compile(), "INTERNAL", "BUILD_FAILED")
             assert "secret" not in how.message

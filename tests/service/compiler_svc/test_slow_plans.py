@@ -55,7 +55,7 @@ def die(config):
 
 
 def fail(config):
-    raise ZeroDivisionError("a secret of ours")
+    raise ZeroDivisionError("/secret/part by zero")
 
 
 ENDLESS, HUNGRY, DEADLY, BROKEN = (

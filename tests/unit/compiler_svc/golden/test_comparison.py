@@ -43,3 +43,19 @@ def test_the_token_must_follow_from_the_executables_own_logits() -> None:
     with pytest.raises(GoldenMismatch, match="token 2 in place of 1"):
         compare(2, REFERENCE + 0.01, tolerance=0.1)
     assert compare(2, torch.tensor([1.0, 3.9, 4.0, -2.0]), tolerance=0.1).num_ties == 1
+
+
+def test_where_all_logits_are_0_deviations_count_as_they_are() -> None:
+    """As of a head that was never trained."""
+    zeros = torch.zeros(4)
+
+    def compare_zeros(token: int, logits: torch.Tensor) -> GoldenComparison:
+        outputs = {"tokens": torch.tensor(token, dtype=torch.int32), "logits": logits}
+        return GoldenComparison("tag").with_step(outputs, zeros, position=3, tolerance=1e-4, sampling=GREEDY)
+
+    assert compare_zeros(0, zeros) == GoldenComparison("tag", 1, 0.0, 0)
+    assert compare_zeros(2, torch.tensor([0.0, 0.0, 1e-5, 0.0])).num_ties == 1
+    with pytest.raises(GoldenMismatch, match=r"logits deviate by 1\.00e-03"):
+        compare_zeros(2, torch.tensor([0.0, 0.0, 1e-3, 0.0]))
+    with pytest.raises(GoldenMismatch, match="token 4 in place of 0"):
+        compare_zeros(4, zeros)
