@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Assign, Const, Expr, Filter, For, Getattr, Getitem, Name, Node, Pow, Scope, Template
 from jinja2.parser import Parser
+from jinja2.utils import Namespace
 
 from execution.text.sandbox import BoundedEnvironment, TemplateUnbounded, bound_numbers, check_time_format
+
+#: Names of what the assistant thought, the first one first: templates read it under this name, those of gpt-oss under
+#: the second.
+_REASONING_NAMES: Final = ("reasoning_content", "thinking", "reasoning")
 
 # Errors that expressions of a template can raise beside Jinja's own.
 EXPRESSION_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -51,13 +56,14 @@ class ChatTemplate:
     ) -> str:
         """Returns the prompt of a conversation, whose turns come oldest first. A template may never end.
 
-        Turns have `role`, `content` and what else transformers gives to templates. Tools are usually JSON schemas; the
-        template gets None if there are none.
+        Turns have `role`, `content` and what else transformers gives to templates, which get them as from transformers:
+        without what is None, and with reasoning of any name under the names that they read. Tools are usually JSON
+        schemas; the template gets None if there are none.
         """
         try:
             return self._template.render(
                 **self._special_tokens,
-                messages=list(messages),
+                messages=[_prepare_turn(message) for message in messages],
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -82,9 +88,35 @@ class GenerationBlock(Extension):
         return Scope(body).set_lineno(line)
 
 
+class TemplateNamespace(Namespace):
+    """What `namespace(…)` makes: it takes no name with an underscore in front, as from transformers."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        names = dict(*args, **kwargs)
+        for name in names:
+            _check_name(name)
+        super().__init__(names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.TemplateRuntimeError(f"a namespace takes no name with an underscore in front, such as {name!r}")
+
+
+def _prepare_turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    turn = {name: value for name, value in message.items() if value is not None}
+    found = [turn[name] for name in _REASONING_NAMES if name in turn]
+    return {"thinking": found[0], **turn, "reasoning_content": found[0]} if found else turn
+
+
 def _environment() -> BoundedEnvironment:
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
     environment.filters["tojson"] = bound_numbers("tojson", _tojson, num_values=1)
+    environment.globals["namespace"] = TemplateNamespace
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

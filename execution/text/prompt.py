@@ -40,7 +40,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn; None or empty is unset. It has `content` or `parts`, not both."""
+    """One turn; None is unset, and so is empty where None cannot be. It has `content` or `parts`, not both."""
 
     role: str
     content: str | None = None
@@ -49,6 +49,8 @@ class ChatMessage:
     tool_call_id: str = ""
     name: str = ""
     reasoning_content: str = ""
+    thinking: str | None = None
+    reasoning: str | None = None
 
     @property
     def size(self) -> int:
@@ -56,26 +58,29 @@ class ChatMessage:
         return sum(map(len, self._texts()))
 
     def for_template(self, *, takes_parts: bool) -> dict[str, Any]:
-        """Returns the turn as transformers' templates expect it. What is unset is absent, apart from the content.
+        """Returns the turn as `ChatTemplate.render` takes it. What is unset is absent.
 
         A template that does not loop over parts gets their texts, a line break between them.
         """
-        message: dict[str, Any] = {"role": self.role, "content": self._content_for_template(takes_parts)}
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        texts = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": self.reasoning_content}
-        return message | {name: text for name, text in texts.items() if text}
+        turn = {
+            "role": self.role,
+            "content": self._content_for_template(takes_parts) if self.parts else self.content,
+            "tool_calls": [call.for_template() for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id or None,
+            "name": self.name or None,
+            "reasoning_content": self.reasoning_content or None,
+            "thinking": self.thinking,
+            "reasoning": self.reasoning,
+        }
+        return {name: value for name, value in turn.items() if value is not None}
 
-    def _content_for_template(self, takes_parts: bool) -> str | list[dict[str, str]] | None:
-        if self.parts and takes_parts:
+    def _content_for_template(self, takes_parts: bool) -> str | list[dict[str, str]]:
+        if takes_parts:
             return [{"type": "text", "text": part.text} for part in self.parts]
-        if self.parts:
-            return "\n".join(part.text for part in self.parts)
-        # A turn that only calls tools has no content, and some templates ask for that.
-        return "" if self.content is None and not self.tool_calls else self.content
+        return "\n".join(part.text for part in self.parts)
 
     def _texts(self) -> Iterator[str]:
-        yield from (self.content or "", self.reasoning_content, self.name)
+        yield from (self.content or "", self.reasoning_content, self.thinking or "", self.reasoning or "", self.name)
         yield from (part.text for part in self.parts)
         yield from (call.arguments_json for call in self.tool_calls)
 

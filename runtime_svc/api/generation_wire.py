@@ -135,6 +135,8 @@ def _message_from_pb(message: pb.ChatMessage) -> ChatMessage:
         tool_call_id=message.tool_call_id,
         name=message.name,
         reasoning_content=message.reasoning_content,
+        thinking=message.thinking if message.HasField("thinking") else None,
+        reasoning=message.reasoning if message.HasField("reasoning") else None,
     )
 
 

@@ -75,12 +75,13 @@ class GenerateOptions(TypedDict, total=False):
     """Time for which the session is kept after the request, from 1 second to the server's bound."""
 
 
-def chat(messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
+def chat(messages: Sequence[Any], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
     """Makes a conversation prompt.
 
     Args:
-        messages: Turns, oldest first, each `{"role": …, "content": …}`. Other keys are those of `ChatMessage`. OpenAI's
-            forms are taken too: content as a list of parts with `type`, calls of tools with `function`.
+        messages: Turns, oldest first, each `{"role": …, "content": …}`. Other keys are those of `ChatMessage`; a value of
+            None, or a list of nothing, is left out. OpenAI's forms are taken too: content as a list of parts with `type`, calls of
+            tools with `function`, and the messages that its client answers with.
         tools: Tools that the model may call, usually JSON schemas of functions. The chat template sees their keys in
             this order.
 
@@ -111,13 +112,23 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
 
 def _turn(message: Any) -> Any:
     """Writes a turn in OpenAI's form as the API's; a turn in the API's form stays as it is."""
+    if callable(dump := getattr(message, "model_dump", None)):
+        message = dump()
     if not isinstance(message, Mapping):
         return message
-    turn = dict(message)
-    if isinstance(turn.get("content"), list):
-        turn["content_parts"] = [_content_part(part) for part in turn.pop("content")]
-    if turn.get("tool_calls") is not None:
+    turn = {name: value for name, value in message.items() if value is not None and value != []}
+    match message.get("content"):
+        case []:
+            # Templates see the same, and a list of no parts could not be told from unset.
+            turn["content"] = ""
+        case [*parts]:
+            del turn["content"]
+            turn["content_parts"] = [_content_part(part) for part in parts]
+    if "tool_calls" in turn:
         turn["tool_calls"] = [_tool_call(call) for call in turn["tool_calls"]]
+    if turn.get("reasoning_content") == "":
+        # Templates see the same, and under its own name an empty text could not be told from unset.
+        turn.setdefault("thinking", "")
     return turn
 
 
@@ -132,9 +143,10 @@ def _content_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tool_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if "function" not in call:
         return call
-    arguments = call["function"].get("arguments", "")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return {"id": call.get("id", ""), "name": call["function"]["name"], "arguments_json": text}
+    arguments = call["function"].get("arguments")
+    is_json = arguments is None or isinstance(arguments, str)
+    text = arguments if is_json else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return {"id": call.get("id"), "name": call["function"]["name"], "arguments_json": text}
 
 
 def _tools_json(tools: Any) -> list[str]:

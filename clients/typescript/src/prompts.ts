@@ -23,8 +23,8 @@ export type Prompt = string | readonly number[] | Chat;
 export interface ChatTurn {
   /** `system`, `user`, `assistant`, `tool` or another role that the chat template knows. */
   readonly role: string;
-  /** Text of the turn, or its parts. Left out if a turn only calls tools. */
-  readonly content?: string | readonly string[];
+  /** Text of the turn, or its parts. Left out, or null, if a turn only calls tools. */
+  readonly content?: string | readonly string[] | null;
   /** Calls of tools that the assistant made in this turn. */
   readonly toolCalls?: readonly ChatToolCall[];
   /** The call that this turn of role `tool` answers. */
@@ -33,6 +33,10 @@ export interface ChatTurn {
   readonly name?: string;
   /** What the assistant thought before it answered. */
   readonly reasoningContent?: string;
+  /** Another name for `reasoningContent`. */
+  readonly thinking?: string;
+  /** Another name for `reasoningContent`. */
+  readonly reasoning?: string;
 }
 
 /** A call of a tool that was offered to the model. */
@@ -138,8 +142,9 @@ function stallPolicyOf({ stallAction, stallTimeoutMs }: GenerateOptions): Genera
 }
 
 function messageOf(turn: ChatTurn): MessageInitShape<typeof ChatMessageSchema> {
-  const { content } = turn;
-  const parts = typeof content === "object" ? content : [];
+  const parts = typeof turn.content === "object" ? (turn.content ?? []) : [];
+  // No parts could not be told from unset, nor could an empty `reasoningContent`; templates see the same.
+  const content = Array.isArray(turn.content) && parts.length === 0 ? "" : turn.content;
   return {
     role: turn.role,
     content: typeof content === "string" ? content : undefined,
@@ -152,6 +157,8 @@ function messageOf(turn: ChatTurn): MessageInitShape<typeof ChatMessageSchema> {
     toolCallId: turn.toolCallId,
     name: turn.name,
     reasoningContent: turn.reasoningContent,
+    thinking: turn.thinking ?? (turn.reasoningContent === "" ? "" : undefined),
+    reasoning: turn.reasoning,
   };
 }
 

@@ -8,6 +8,7 @@ import pytest
 from kiln.runtime.v1.generation_pb2 import StallPolicy
 from kiln_client import Runtime, chat, errors
 from kiln_client.prompts import chat_from_document, generate_request
+from openai.types.chat import ChatCompletionMessage
 
 
 def test_zero_is_not_unset() -> None:
@@ -71,6 +72,36 @@ def test_turns_in_the_form_of_openai() -> None:
     assert calls == [("1", "f", '{"a": 1.0}'), ("2", "g", '{"größe": 2}')]
     assert (tool.content, tool.tool_call_id) == ("3", "1")
     assert picture.content_parts[0].image.url == "http://x"
+
+
+def test_answers_of_openais_client_are_turns() -> None:
+    function = {"name": "f", "arguments": "{}"}
+    message = ChatCompletionMessage.model_validate(
+        {
+            "role": "assistant",
+            "content": None,
+            "annotations": [],
+            "tool_calls": [{"id": "1", "type": "function", "function": function}],
+        }
+    )
+    (turn,) = chat([message]).messages
+    assert not turn.HasField("content")
+    assert [(call.id, call.name, call.arguments_json) for call in turn.tool_calls] == [("1", "f", "{}")]
+    assert chat([message.model_dump()]) == chat([message])
+
+
+def test_null_is_left_out_and_empty_is_not() -> None:
+    call = {"id": None, "function": {"name": "f", "arguments": None}}
+    nulls, empty = chat(
+        [
+            {"role": "assistant", "content": None, "name": None, "refusal": None, "tool_calls": [call]},
+            {"role": "assistant", "content": [], "tool_calls": [], "reasoning_content": ""},
+        ]
+    ).messages
+    assert not nulls.HasField("content")
+    assert [(call.id, call.name, call.arguments_json) for call in nulls.tool_calls] == [("", "f", "")]
+    assert (empty.HasField("content"), empty.content) == (True, "")
+    assert empty.HasField("thinking"), "templates see an empty reasoning_content, as from transformers"
 
 
 def test_turns_in_the_form_of_the_api() -> None:

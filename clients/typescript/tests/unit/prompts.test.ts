@@ -66,6 +66,22 @@ it("sends turns that call tools, and their answers", () => {
   assert.deepEqual([tool?.content, tool?.toolCallId], ["noon", "1"]);
 });
 
+it("tells what is empty from what is left out", () => {
+  const { messages } = chat([
+    { role: "assistant", content: null, toolCalls: [{ name: "now" }], reasoning: "hm" },
+    { role: "assistant", content: [], reasoningContent: "" },
+    { role: "assistant", content: "", thinking: "hm" },
+  ]);
+  assert.deepEqual(
+    messages.map(({ content, thinking, reasoning }) => [content, thinking, reasoning]),
+    [
+      [undefined, undefined, "hm"],
+      ["", "", undefined],
+      ["", "hm", undefined],
+    ],
+  );
+});
+
 it("sends what becomes of a sequence that is not read", () => {
   assert.equal(sent("hi").stallPolicy, undefined);
   const { stallPolicy } = sent("hi", { stallAction: "pause", stallTimeoutMs: 1500 });

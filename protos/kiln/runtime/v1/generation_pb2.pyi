@@ -368,16 +368,24 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
+    THINKING_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user", "assistant", "tool" or another role that the template knows. Required."""
     content: _builtins.str
-    """Text of the turn. Templates see none if it is unset in a turn that calls tools, else empty text."""
+    """Text of the turn. Templates see no content if it is unset."""
     tool_call_id: _builtins.str
     """The call that this turn of role "tool" answers."""
     name: _builtins.str
     """Who speaks, or the tool that answers."""
     reasoning_content: _builtins.str
-    """What the assistant thought before it answered, without the marks that the model puts around it."""
+    """What the assistant thought before it answered, without the marks that the model puts around it. Templates see the first
+    that is set of this, `thinking` and `reasoning` as `reasoning_content`, and as `thinking` unless that is set.
+    """
+    thinking: _builtins.str
+    """Another name for `reasoning_content`. Set, it may be empty."""
+    reasoning: _builtins.str
+    """Another name for `reasoning_content`. Set, it may be empty."""
     @_builtins.property
     def content_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
         """The turn in parts, in place of `content`. A template that does not loop over parts sees their texts, a line break between
@@ -398,14 +406,25 @@ class ChatMessage(_message.Message):
         tool_call_id: _builtins.str = ...,
         name: _builtins.str = ...,
         reasoning_content: _builtins.str = ...,
+        thinking: _builtins.str | None = ...,
+        reasoning: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_reasoning", b"_reasoning", "_thinking", b"_thinking", "content", b"content", "reasoning", b"reasoning", "thinking", b"thinking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "content_parts", b"content_parts", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_reasoning", b"_reasoning", "_thinking", b"_thinking", "content", b"content", "content_parts", b"content_parts", "name", b"name", "reasoning", b"reasoning", "reasoning_content", b"reasoning_content", "role", b"role", "thinking", b"thinking", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    _WhichOneofReturnType__reasoning: _TypeAlias = _typing.Literal["reasoning"]  # noqa: Y015
+    _WhichOneofArgType__reasoning: _TypeAlias = _typing.Literal["_reasoning", b"_reasoning"]  # noqa: Y015
+    _WhichOneofReturnType__thinking: _TypeAlias = _typing.Literal["thinking"]  # noqa: Y015
+    _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning) -> _WhichOneofReturnType__reasoning | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking) -> _WhichOneofReturnType__thinking | None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 

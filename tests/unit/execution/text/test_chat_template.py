@@ -96,6 +96,10 @@ def test_date_of_today() -> None:
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "Recursion"),
         ("{% include 'other' %}", "loader"),
+        # As transformers refuses them.
+        ("{% set ns = namespace(_hidden=1) %}", "_hidden"),
+        ("{% set ns = namespace({'_hidden': 1}) %}", "_hidden"),
+        ("{% set ns = namespace() %}{% set ns._hidden = 1 %}", "_hidden"),
     ],
 )
 def test_template_that_fails_says_why(source: str, detail: str) -> None:

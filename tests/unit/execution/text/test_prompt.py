@@ -10,10 +10,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from execution.text.chat_template import ChatTemplate
 from execution.text.prompt import ChatMessage, ContentPart, ToolCall
 
-#: A turn with every field that transformers documents, as its users write it.
+#: A turn with every field that transformers documents, as its users write it, but for a content of None, which
+#: transformers leaves out.
 CALL = {
     "role": "assistant",
-    "content": None,
     "tool_calls": [
         {
             "type": "function",
@@ -56,7 +56,7 @@ def test_a_turn_that_calls_tools_and_its_answer() -> None:
 
 
 def test_what_is_unset_is_absent() -> None:
-    assert ChatMessage(role="user").for_template(takes_parts=True) == {"role": "user", "content": ""}
+    assert ChatMessage(role="user").for_template(takes_parts=True) == {"role": "user"}
     calls = ChatMessage(role="assistant", content="", tool_calls=(ToolCall("", "now"),)).for_template(takes_parts=True)
     call = {"type": "function", "function": {"name": "now", "arguments": {}}}
     assert calls == {"role": "assistant", "content": "", "tool_calls": [call]}
