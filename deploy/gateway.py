@@ -70,6 +70,8 @@ async def main() -> None:
     keys = ["--api-key", options.api_key_file.read_text().strip()]
     # No client gets this one: SMG would let every client with the other one add runtimes, and so read what others ask.
     keys += ["--control-plane-api-keys", f"none:none:admin:{secrets.token_urlsafe()}"]
+    # A client that chose the id of its request would hide from the runtime that the prompt is a completion's.
+    keys += ["--request-id-headers", "kiln-takes-none"]
     command = [sys.executable, "-m", "smg", "launch", "--worker-urls", f"grpc://{options.runtime}", *keys, *rest]
     serving = asyncio.create_task(run_while_serving(options.runtime, command))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)

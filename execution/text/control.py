@@ -108,12 +108,14 @@ class Loaded(_Message, frozen=True):
 
     Attributes:
         max_token_bytes: The longest spelling of a token in UTF-8; the text of no token is longer.
+        added: Special tokens that the tokenizer puts before a text, and those behind it.
         table: Decodes as the tokenizer does; None if no table can, and then `texts` has the text of each token alone.
     """
 
     max_token_bytes: int
     table: TokenTable | None
     texts: list[str]
+    added: tuple[list[int], list[int]] = ([], [])
 
 
 class Unreadable(_Message, frozen=True):

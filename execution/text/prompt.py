@@ -110,9 +110,13 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, which the runtime uses as they are."""
+    """Token ids, which the runtime uses as they are, unless they are `bare`: then the tokenizer's own come around them.
+
+    Bare ids are those of a text that somebody else made tokens of, without the special tokens that a tokenizer adds.
+    """
 
     token_ids: tuple[int, ...]
+    bare: bool = False
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt

@@ -13,6 +13,8 @@ from execution.text.decoder import TokenDecoder
 from execution.text.table_builder import build_table
 from execution.text.token_table import TokenTable
 
+#: Some text: what a tokenizer adds to one, it adds to any.
+_PROBE: Final = "a"
 #: How the system says what a refused allocation is.
 _OUT_OF_MEMORY: Final = "out of memory"
 
@@ -48,6 +50,13 @@ class Tokenizer(TokenDecoder):
         """Returns the vocabulary's spelling of a token; None if the id is unknown."""
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
+
+    def find_added(self) -> tuple[list[int], list[int]]:
+        """Returns the special tokens that the tokenizer puts before a text, and those behind it."""
+        bare, whole = (self.encode(_PROBE, add_special_tokens=added) for added in (False, True))
+        starts = (start for start in range(len(whole) - len(bare) + 1) if whole[start : start + len(bare)] == bare)
+        start = next(starts, None)
+        return ([], []) if start is None else (whole[:start], whole[start + len(bare) :])
 
     def make_table(self) -> TokenTable | None:
         """Returns a table that decodes as this does; None if no table can."""

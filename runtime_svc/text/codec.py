@@ -47,6 +47,7 @@ class TextCodec:
         self._workers = workers
         self._decoder = None if loaded is None or loaded.table is None else make_decoder(loaded.table)
         self._texts = () if loaded is None else tuple(loaded.texts)
+        self._added = ([], []) if loaded is None else loaded.added
         #: The longest text of one token, in UTF-8; 0 without a tokenizer.
         self.max_token_bytes = 0 if loaded is None else loaded.max_token_bytes
 
@@ -85,7 +86,8 @@ class TextCodec:
     async def encode(self, prompt: Prompt) -> Sequence[int]:
         """Returns the token ids of a prompt that admission has checked."""
         if isinstance(prompt, TokenPrompt):
-            return prompt.token_ids
+            before, behind = self._added if prompt.bare else ([], [])
+            return (*before, *prompt.token_ids, *behind)
         assert self._queue is not None
         call = EncodeText(text=prompt.text) if isinstance(prompt, TextPrompt) else EncodeChat(prompt=prompt)
         answer = await self._queue.run(prompt_size(prompt), call, Encoded, _ENCODING)

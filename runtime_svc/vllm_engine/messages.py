@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -64,6 +65,10 @@ _FIELD_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "sampling.": "sampling_params.",
     }
 )
+
+#: Request ids that SMG makes for /v1/completions, whose texts it makes tokens of without those that a tokenizer adds.
+#: Nothing else tells them from chats, whose templates write such tokens, and from ids that a client sent.
+_BARE_REQUEST_ID: Final = re.compile(r"cmpl-[A-Za-z0-9]{24}(-p\d+)?-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _FINISH_REASONS: Final = {
     FinishReason.STOP_TOKEN: "stop",
@@ -228,7 +233,8 @@ def _show(value: object) -> str:
 
 def _prompt_from_pb(request: pb.GenerateRequest) -> Prompt:
     if request.HasField("tokenized"):
-        return TokenPrompt(tuple(request.tokenized.input_ids))
+        is_bare = _BARE_REQUEST_ID.fullmatch(request.request_id) is not None
+        return TokenPrompt(tuple(request.tokenized.input_ids), bare=is_bare)
     return TextPrompt(request.text)
 
 

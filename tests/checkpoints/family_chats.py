@@ -61,7 +61,8 @@ FAMILY_CHATS: Final[dict[str, str]] = {
     {%- elif message.role in ["tool", "tool_results"] %}
         {%- if message.content is defined and message.content.content is defined %}
             {%- set content = message.content.content %}{% else %}{% set content = message.content %}{% endif %}
-        {{- '[TOOL_RESULTS] {"content": ' + content|string + ', "call_id": "' + message.tool_call_id|default('') + '"}' }}
+        {{- '[TOOL_RESULTS] {"content": ' + content|string }}
+        {{- ', "call_id": "' + message.tool_call_id|default('') + '"}' }}
     {%- endif %}
 {%- endfor %}{{- ns.index }}""",
     "qwen-2.5": """{% if tools %}<|im_start|>system
@@ -97,11 +98,14 @@ FAMILY_CHATS: Final[dict[str, str]] = {
 {%- endfor %}"""
     + _OPEN,
     "gemma": """{{ bos_token }}{% for message in messages %}
-    {%- if (message['role'] == 'assistant') %}{% set role = "model" %}{% else %}{% set role = message['role'] %}{% endif %}
+    {%- if (message['role'] == 'assistant') %}{% set role = "model" %}
+    {%- else %}{% set role = message['role'] %}{% endif %}
     {{- '<start_of_turn>' + role + '\n' }}
     {%- if message['content'] is string %}{{ message['content'] | trim }}
     {%- elif message['content'] is iterable %}
-        {%- for item in message['content'] %}{% if item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}
+        {%- for item in message['content'] %}
+            {%- if item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}
+        {%- endfor %}
     {%- else %}{{ raise_exception("Invalid content type") }}{% endif %}{{ '<end_of_turn>\n' }}
 {%- endfor %}""",
     "deepseek": """{{ bos_token }}{% for message in messages %}
@@ -113,7 +117,8 @@ FAMILY_CHATS: Final[dict[str, str]] = {
         {%- for call in message['tool_calls'] %}
             {{- call['type'] + '<|sep|>' + call['function']['name'] + call['function']['arguments'] | tojson }}
         {%- endfor %}
-    {%- elif message['role'] == 'assistant' %}{{ '<|Assistant|>' + message['content'].split('</think>')[-1] + eos_token }}
+    {%- elif message['role'] == 'assistant' %}
+        {{- '<|Assistant|>' + message['content'].split('</think>')[-1] + eos_token }}
     {%- elif message['role'] == 'tool' %}{{ '<|output|>' + message['content'] }}{% endif %}
 {%- endfor %}""",
     "gpt-oss": """{% for message in messages %}

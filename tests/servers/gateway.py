@@ -50,6 +50,7 @@ def run_gateway(directory: Path, runtimes: Sequence[str], *options: str, **varia
     port = free_port()
     command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--worker-urls", *(f"grpc://{address}" for address in runtimes)]
+    command += ["--request-id-headers", "kiln-takes-none"]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), *options]
     log_path = directory / "gateway.log"
     with log_path.open("wb") as log:

@@ -79,9 +79,9 @@ def chat(messages: Sequence[Any], *, tools: Sequence[Mapping[str, Any]] = ()) ->
     """Makes a conversation prompt.
 
     Args:
-        messages: Turns, oldest first, each `{"role": …, "content": …}`. Other keys are those of `ChatMessage`; a value of
-            None, or a list of nothing, is left out. OpenAI's forms are taken too: content as a list of parts with `type`, calls of
-            tools with `function`, and the messages that its client answers with.
+        messages: Turns, oldest first, each `{"role": …, "content": …}`. Other keys are those of `ChatMessage`; a value
+            of None, or a list of nothing, is left out. OpenAI's forms are taken too: content as a list of parts with
+            `type`, calls of tools with `function`, and the messages that its client answers with.
         tools: Tools that the model may call, usually JSON schemas of functions. The chat template sees their keys in
             this order.
 

@@ -80,13 +80,12 @@ def test_streams_tell_usage_at_their_end(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_completions_equal_generation_service_if_the_prompt_has_bos(
-    fleet: Fleet, client: openai.OpenAI, stream: bool
-) -> None:
-    """SMG leaves the tokenizer's special tokens out of /v1/completions, and tells the runtime ids only."""
+def test_completions_equal_generation_service(fleet: Fleet, client: openai.OpenAI, stream: bool) -> None:
+    """SMG leaves out what the tokenizer adds, and the runtime puts it in, whatever id a client gives its request."""
 
     def complete(prompt: str) -> tuple[str, int]:
         options = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "seed": SEED}
+        options["extra_headers"] = {"x-request-id": "mine", "x-correlation-id": "mine"}
         if not stream:
             whole = client.completions.create(**options)  # type: ignore[call-overload]
             return whole.choices[0].text, whole.usage.prompt_tokens
@@ -94,8 +93,14 @@ def test_completions_equal_generation_service_if_the_prompt_has_bos(
         *parts, last = client.completions.create(**options, **usage, stream=True)  # type: ignore[call-overload]
         return "".join(part.choices[0].text for part in parts), last.usage.prompt_tokens
 
-    assert complete(BOS + PROMPT) == (generate(fleet, text=PROMPT)[0], 5)
-    assert complete(PROMPT)[1] == 4, "a later SMG adds BOS: say so in docs/fleet.md"
+    for prompt, num_tokens in [(PROMPT, 5), (BOS + PROMPT, 6)]:
+        assert complete(prompt) == (generate(fleet, text=prompt)[0], num_tokens)
+
+
+def test_several_prompts_are_each_completed(fleet: Fleet, client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "There was a little girl"]
+    answered = client.completions.create(model=MODEL, prompt=prompts, max_tokens=24, seed=SEED)
+    assert [one.text for one in answered.choices] == [generate(fleet, text=prompt)[0] for prompt in prompts]
 
 
 def test_token_ids_equal_generation_service(fleet: Fleet) -> None:

@@ -131,6 +131,8 @@ def _arguments(config: GatewayConfig, port: int, runtime: str) -> list[str]:
         *("--worker-urls", f"grpc://{runtime}"),
         *("--worker-startup-check-interval", "1"),
         "--log-json",
+        # A client that chose the id of its request would hide from the runtime that the prompt is a completion's.
+        *("--request-id-headers", "kiln-takes-none"),
         *("--shutdown-grace-period-secs", str(int(config.stop_timeout_s))),
         # Its metrics would be at port 29000 of every interface.
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(_free_port("127.0.0.1"))),

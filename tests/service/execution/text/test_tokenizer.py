@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
 
 from execution.text.detokenizer import REPLACEMENT
 from execution.text.tokenizer import Tokenizer, read_special_tokens
@@ -28,6 +30,22 @@ def test_special_tokens_are_added_and_left_out(tmp_path: Path) -> None:
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == "<s>a cat"
     assert tokenizer.encode("<s>a", add_special_tokens=False)[0] == 1, "rendered chats carry their special tokens"
     assert (tokenizer.token_of(2), tokenizer.token_of(10**6)) == ("</s>", None)
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "behind"),
+    [("<s> $A", [1], []), ("$A </s>", [], [2]), ("<s> <pad> $A </s> </s>", [1, 0], [2, 2]), ("$A", [], [])],
+)
+def test_what_is_added_to_a_text_is_known(tmp_path: Path, template: str, before: list[int], behind: list[int]) -> None:
+    library = byte_level()
+    special = [("<pad>", 0), ("<s>", 1), ("</s>", 2)]
+    library.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    tokenizer = save(library, tmp_path)
+    assert tokenizer.find_added() == (before, behind)
+    for text in ("a cat", "a", " ", ""):
+        bare = tokenizer.encode(text, add_special_tokens=False)
+        theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))(text)["input_ids"]
+        assert [*before, *bare, *behind] == theirs
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:

@@ -54,6 +54,20 @@ async def test_text_becomes_the_tokens_of_generation_service(served: Runtime) ->
     assert answer.complete.prompt_tokens == events[0].accepted.prompt_token_count
 
 
+async def test_completions_of_smg_get_what_the_tokenizer_adds(served: Runtime) -> None:
+    """SMG tells a completion's ids without them, and nothing but its request id tells them from others."""
+    await served.deploy()
+    tokens = await served.generation.Tokenize(generation.TokenizeRequest(deployment_id="d", text="a cat"))
+    begin, *bare = tokens.token_ids
+    smgs = "cmpl-4L9QSildFrVAB0WtME5Grvbf-01a2214a-8a4b-75cb-acd5-710e53d127b6"
+    for request_id, prompt in [(smgs, [begin, *bare]), ("mine", bare)]:
+        answer = await complete(served, bare, request_id=request_id)
+        assert (answer.prompt_tokens, list(answer.output_ids)) == (len(prompt), expected_tokens(prompt, 5))
+    await served.unload()
+    await served.deploy(tokenizer=None)
+    assert list((await complete(served, [5], request_id=smgs)).output_ids) == expected_tokens([5], 5)
+
+
 async def test_logprobs_are_those_of_generation_service(served: Runtime) -> None:
     await served.deploy()
     request = token_request([5], 3)

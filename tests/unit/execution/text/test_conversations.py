@@ -1,4 +1,4 @@
-"""Chats as users write them, from the client's function to the template's text, beside transformers' `apply_chat_template`.
+"""Chats as users write them, from the client's function to token ids, beside transformers' `apply_chat_template`.
 
 Where docs/api.md has rules of its own, transformers gets what they say: arguments are an object, and a template that
 does not loop over parts gets their texts with a line break between them.

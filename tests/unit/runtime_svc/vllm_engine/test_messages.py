@@ -99,6 +99,26 @@ def test_defaults_of_proto3_are_unset() -> None:
     assert (call.stop_strings, call.stop_token_ids, call.ignore_eos) == ((), (), False)
 
 
+@pytest.mark.parametrize(
+    ("request_id", "is_bare"),
+    [
+        ("cmpl-4L9QSildFrVAB0WtME5Grvbf-01a2214a-8a4b-75cb-acd5-710e53d127b6", True),
+        ("cmpl-hJ7lGjvrSZ0l300YmDzMqeOl-p1-01a2214a-8a50-7715-a1cc-2e8d03947644", True),
+        ("chatcmpl-6e8XXbmAjlu9WKyteXV2ZycT-01a2214a-8a45-7221-a02b-16323b227300", False),
+        ("gnt-pd8C9d4WwpYPCa1CRl4kHF26-01a2214a-8a6d-721d-b7af-ecd28e9e5feb", False),
+        ("msg_WNNFXz4QNts08fw8PXStCgge-01a2214a-8a80-76a3-8a0c-d3e86b483549", False),
+        ("resp-2PWNEzzg70ZZgjOuaYbvjPlb-01a2214a-8a7b-766c-8c19-f5fbe1686fd4", False),
+        # As vLLM's own server and its clients write them.
+        ("cmpl-0f0c6b3d9a5e4c0f8b1d2e3f4a5b6c7d-0", False),
+        ("cmpl-mine", False),
+        ("", False),
+    ],
+)
+def test_only_completions_of_smg_get_the_tokens_that_the_tokenizer_adds(request_id: str, is_bare: bool) -> None:
+    call = call_from_pb(pb.GenerateRequest(request_id=request_id, tokenized=PROMPT), request_id="r")
+    assert call.prompt == TokenPrompt((5, 6), bare=is_bare)
+
+
 def test_values_arrive() -> None:
     sampling, stop = {"temperature": 0.0, "top_p": 1.0, "top_k": 4, "seed": 7}, {"stop": ["."], "stop_token_ids": [9]}
     params = pb.SamplingParams(**sampling, **stop, max_tokens=3, ignore_eos=True, logprobs=0)
