@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
-import re
 import time
-import zipfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +20,6 @@ from smg_grpc_proto.generated import common_pb2
 
 from bundle.errors import FieldViolation, KilnError
 from bundle.manifest import Manifest
-from bundle.store.reader import Bundle
 from edge.access.principal import PRINCIPAL
 from edge.interceptor import describe_call
 from edge.request_id import REQUEST_ID
@@ -43,6 +39,7 @@ from runtime_svc.errors import (
     PromptTooLong,
     RequestInvalid,
 )
+from runtime_svc.vllm_engine.archive import make_tokenizer_archive
 from runtime_svc.vllm_engine.messages import (
     Answer,
     call_from_pb,
@@ -255,29 +252,3 @@ def _load_to_pb(engine: Engine) -> pb.SchedulerLoad:
         max_running_requests=scheduler.max_running,
         num_waiting_uncached_tokens=scheduler.num_waiting_tokens,
     )
-
-
-def make_tokenizer_archive(bundle: Bundle) -> bytes:
-    """Returns a ZIP archive of the tokenizer's files. Slow: call it in a thread.
-
-    Beside the files of the checkpoint it has what the manifest says: the chat templates, and the tokens that end a
-    sequence, whose text routers leave out. Equal tokenizers give equal bytes.
-    """
-    manifest = bundle.manifest
-    assert manifest.tokenizer is not None
-    files = {file.title: bundle.blob_path(file.blob).read_bytes() for file in manifest.tokenizer.files}
-    # Routers look here for images that a model takes. Of a file that is missing they ask the Hub, SMG at every chat.
-    files["config.json"] = b"{}"
-    files["generation_config.json"] = json.dumps({"eos_token_id": manifest.tokens.eos}).encode()
-    if manifest.tokenizer.chat_template is not None:
-        files["chat_template.jinja"] = manifest.tokenizer.chat_template.encode()
-    for number, (name, source) in enumerate(sorted(manifest.tokenizer.chat_templates.items())):
-        # A name of a configuration may be none for a file.
-        title = name if re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) else str(number)
-        files[f"additional_chat_templates/{title}.jinja"] = source.encode()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for title, data in sorted(files.items()):
-            # ZipInfo has a constant time; of a plain name, the archive would take the time of now.
-            archive.writestr(zipfile.ZipInfo(title), data, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()

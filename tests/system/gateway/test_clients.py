@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import anthropic
+import kiln_client
 import openai
 import pytest
 from kiln.runtime.v1 import generation_pb2 as generation
@@ -22,6 +24,7 @@ PROMPT = "Once upon a time"
 #: The text of the tokenizer's begin-of-sequence token.
 BOS = "<|begin|>"
 SEED = 20_26
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"in": "Paris"}'}}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,14 @@ def test_chats_ask_no_hub(fleet: Fleet, client: openai.OpenAI) -> None:
 def test_chat_completions_equal_generation_service(fleet: Fleet, client: openai.OpenAI, stream: bool) -> None:
     text = answer(client, stream=stream, max_tokens=24, seed=SEED)
     assert text == chat(fleet) != ""
+
+
+@pytest.mark.parametrize("turn", [{"content": None, "tool_calls": [CALL]}, {"content": []}], ids=["null", "no parts"])
+def test_turns_without_text_equal_generation_service(fleet: Fleet, client: openai.OpenAI, turn: dict[str, Any]) -> None:
+    """SMG itself shows templates a content of none, which they print, or a list."""
+    messages: list[Any] = [*MESSAGES, {"role": "assistant", **turn}, *MESSAGES]
+    answered = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, seed=SEED)
+    assert answered.choices[0].message.content == generate(fleet, chat=kiln_client.chat(messages))[0] != ""
 
 
 def test_choices_are_the_sequences_of_one_request(fleet: Fleet, client: openai.OpenAI) -> None:

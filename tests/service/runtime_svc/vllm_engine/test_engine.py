@@ -18,6 +18,7 @@ from smg_grpc_proto.generated import common_pb2
 import runtime_svc.server
 from edge.errors import OptionsInvalid
 from runtime_svc.server import ENGINE_SERVICE
+from runtime_svc.vllm_engine.archive import prepare_turns
 from tests.bundles.published import CHAT_TEMPLATE, TOKENIZER_JSON
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import EOS, VOCAB_SIZE, expected_tokens
@@ -149,9 +150,9 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
         assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}, "equal bytes at any time"
     assert files == {
         "tokenizer.json": TOKENIZER_JSON,
-        "chat_template.jinja": template.encode(),
-        "additional_chat_templates/tool_use.jinja": b"tools",
-        "additional_chat_templates/0.jinja": b"elsewhere",
+        "chat_template.jinja": prepare_turns(template),
+        "additional_chat_templates/tool_use.jinja": prepare_turns("tools"),
+        "additional_chat_templates/0.jinja": prepare_turns("elsewhere"),
         "config.json": b"{}",
         "generation_config.json": b'{"eos_token_id": [2]}',
     }
