@@ -91,14 +91,12 @@ def list_open(process: RuntimeProcess) -> Counter[str]:
     return found
 
 
-def slay(process: RuntimeProcess, death: Death[str], stopped: list[psutil.Process]) -> list[psutil.Process]:
-    """Sends a process, which has been stopped or may still have to start, the signal; returns the ranks that there
-    were.
-    """
-    wait_until(lambda: death.victim == EVERYONE or (stopped or process.find(death.victim)) != [])
+def slay(process: RuntimeProcess, death: Death[str]) -> list[psutil.Process]:
+    """Sends a process, which may still have to start, the signal; returns the ranks that there were."""
+    wait_until(lambda: death.victim == EVERYONE or process.find(death.victim) != [])
     if death.reason == "RANK_DIED":
         wait_until(lambda: len(process.ranks()) == len(RANKS))
-    ranks, victims = process.ranks(), stopped or process.find(death.victim)
+    ranks, victims = process.ranks(), process.find(death.victim)
     if death.victim == "runtime":
         process.kill()
     elif death.victim == EVERYONE:
@@ -142,15 +140,11 @@ class Disturbed:
 def disturb(process: RuntimeProcess, fleet: Fleet, action: str, death: Death[str]) -> Disturbed:
     """Does the action and kills the victim meanwhile, and waits until the ranks of that time have gone."""
     disturbed, once = Disturbed(), threading.Lock()
-    # What is there stands still as soon as the point is reached, however long the look for the others takes.
-    victims = process.find(death.victim)[:1]
 
     def reached() -> None:
         with once:
             if disturbed.ranks is None:
-                for victim in victims:
-                    send(victim, signal.SIGSTOP)
-                disturbed.ranks = slay(process, death, victims)
+                disturbed.ranks = slay(process, death)
 
     try:
         disturbed.result = ACTIONS[action](process, fleet, death.point, reached)
