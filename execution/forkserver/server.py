@@ -186,7 +186,7 @@ class _Server:
         if child not in self._children:
             # Both happened at once.
             return
-        # A parent that dies takes clients along. Where this process died between the two, nobody would be left to end
+        # A parent that dies takes clients along. Where this process died between the two, no process would be left to end
         # what the child had started outside its group.
         with outliving_parent(self._parent_pid):
             # This comes before the kernel can give the id of the leader, and so of the group, to another process.
