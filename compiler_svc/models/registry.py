@@ -144,10 +144,10 @@ def _find_other(names: list[str], by_type: Family) -> Family | None:
     """The family that `architectures` names if it is another one than that of the type."""
     known = _list_all()
     named = known.get(names[0]) or next((one for one in known.values() if _is_alias(names, one)), None)
-    if named is None or not named.model_type:
+    # The type of a text model inside of another is for its description to compare.
+    if named is None or named.nested is not None or named.model_type in ("", by_type.model_type):
         return None
-    types = (named.model_type, None if named.nested is None else named.nested.model_type)
-    return None if by_type.model_type in types else named
+    return named
 
 
 def describe_model(config: Mapping[str, Any]) -> ModelDescription:
