@@ -186,8 +186,8 @@ class _Server:
         if child not in self._children:
             # Both happened at once.
             return
-        # A parent that dies takes clients along. Where this process died between the two, no process would be left to end
-        # what the child had started outside its group.
+        # A parent that dies takes clients along. If this process died between the two, what the child had started
+        # outside its group would stay for ever.
         with outliving_parent(self._parent_pid):
             # This comes before the kernel can give the id of the leader, and so of the group, to another process.
             child.kill()
