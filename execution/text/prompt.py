@@ -112,7 +112,7 @@ class ChatPrompt:
 class TokenPrompt:
     """Token ids, which the runtime uses as they are, unless they are `bare`: then the tokenizer's own come around them.
 
-    Bare ids are those of a text that a client made tokens of, without the special tokens that a tokenizer adds.
+    Bare ids are those of a text that a router made tokens of, without the special tokens that a tokenizer adds.
     """
 
     token_ids: tuple[int, ...]
