@@ -31,7 +31,7 @@ from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokeniz
 from compiler_svc.builds.neuron_files import attach_companions
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.builds.text_stage import check_text
-from compiler_svc.builds.tokenizer_stage import convert_tokenizer
+from compiler_svc.builds.tokenizer_stage import convert_tokenizer, follow_transformers
 from compiler_svc.builds.weight_stage import WeightStage, with_shards
 from compiler_svc.config import InferenceConfig
 from compiler_svc.config.interchange import to_neuron_config_json
@@ -166,10 +166,8 @@ def build_weights(
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
     checkpoint, warnings = _open_tensors(plan, checkpoint)
-    given = checkpoint
     checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
-    if checkpoint is not given:
-        text_warnings = (*text_warnings, *warn_of_other_tokenizer(checkpoint, executables.manifest))
+    text_warnings = (*text_warnings, *warn_of_other_tokenizer(checkpoint, executables.manifest))
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
     shards = _open_weight_stage(job, plan, checkpoint, directory, report).publish(layout, writer)
@@ -212,9 +210,16 @@ def _open_weight_stage(
 def _prepare_text(
     checkpoint: Checkpoint, tokens: Tokens, directory: JobDirectory, forkservers: Forkservers
 ) -> tuple[Checkpoint, tuple[str, ...]]:
-    """Converts the checkpoint's tokenizer if that is needed, and tries it; returns the checkpoint, and warnings."""
-    converted, warnings = convert_tokenizer(checkpoint, directory.work, forkservers.texts)
-    return converted, (*warnings, *check_text(converted, tokens, forkservers.texts))
+    """Gives the checkpoint transformers' tokenizer, and tries it; returns the checkpoint, and warnings."""
+    texts = forkservers.texts
+    converted, warnings = convert_tokenizer(checkpoint, tokens, directory.work, texts)
+    tried = check_text(converted, tokens, texts)
+    if converted is not checkpoint:
+        return converted, (*warnings, *tried)
+    followed, warnings = follow_transformers(checkpoint, tokens, directory.work, texts)
+    if followed is not checkpoint:
+        tried = check_text(followed, tokens, texts)
+    return followed, (*warnings, *tried)
 
 
 def _add_tokenizer(

@@ -14,7 +14,7 @@ from typing import Final
 from bundle.manifest import Tokens
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from compiler_svc.weights.tokenizer_sources import TOKENIZER_CONFIG, TOKENIZER_FILE
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_CONFIG, TOKENIZER_FILE, has_tokenizer_file
 from execution.forkserver.client import ForkserverClient
 from execution.text.control import EncodeChat, Encoded, EncodeText, Load
 from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
@@ -36,15 +36,9 @@ def check_text(
     Returns warnings: a template may refuse a chat and take others. None for `limits` is what a process may take in a
     runtime.
     """
-    files = {file.name: file for file in checkpoint.tokenizer_files}
-    if TOKENIZER_FILE not in files:
+    if not has_tokenizer_file(checkpoint):
         return ()
-    load = Load.of(
-        files[TOKENIZER_FILE],
-        files.get(TOKENIZER_CONFIG),
-        chat_templates=checkpoint.chat_templates,
-        tokens=tokens,
-    )
+    load = describe_text(checkpoint, tokens)
     chats = [replace(chat, template=name) for name in checkpoint.chat_templates for chat in _CHATS]
     try:
         return asyncio.run(_try(load, chats, forkserver, limits or TextLimits()))
@@ -57,6 +51,17 @@ def check_text(
         subject = f"{TOKENIZER_FILE}, {_CHAT_TEMPLATE}"
         value = f"{error.work} took more than {error.limit}"
         raise CheckpointInvalid(checkpoint.path, subject, value, "what ends within the limits of a runtime") from error
+
+
+def describe_text(checkpoint: Checkpoint, tokens: Tokens) -> Load:
+    """Describes a checkpoint's files as a runtime loads them; a `tokenizer.json` that it has not comes later."""
+    files = {file.name: file for file in checkpoint.tokenizer_files}
+    return Load.of(
+        files.get(TOKENIZER_FILE, checkpoint.path / TOKENIZER_FILE),
+        files.get(TOKENIZER_CONFIG),
+        chat_templates=checkpoint.chat_templates,
+        tokens=tokens,
+    )
 
 
 async def _try(

@@ -1,4 +1,4 @@
-"""The process that makes a `tokenizer.json` of the other forms in which checkpoints keep a tokenizer.
+"""The process that makes a `tokenizer.json` of the other forms in which checkpoints keep a tokenizer, or compares one.
 
 It reads what strangers have written with libraries of C++ and Rust, so it has the limits of a text process, and its
 parent reads its answer as data. transformers converts. It picks the tokenizer's class by the model's type, and for some
@@ -21,87 +21,73 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from bundle.host.confinement import TEXT, confine, measure_data
+from compiler_svc.builds.tokenizer_comparison import (
+    RARE_TEXTS,
+    TEXTS,
+    Reading,
+    compare,
+    describe_error,
+    raise_memory_error,
+    write_files,
+)
+from compiler_svc.builds.tokenizer_orders import Answer, Comparison, Conversion, Made, NotMade, Order, OutOfMemory
 from compiler_svc.weights.tokenizer_sources import BYTE_LEVEL, SENTENCEPIECE, TOKENIZER_CONFIG, TOKENIZER_FILE
 from execution.forkserver.task import decode, serve_order
+from execution.text.chat_template import ChatTemplateError
 
 #: The class of transformers that takes a sentencepiece model as it is, without a space before the first word.
 _PLAIN_CLASS: Final = PreTrainedTokenizerFast.__name__
 _BPE: Final = "BPE"
 _MODEL_TYPES: Final = ("UNIGRAM", _BPE)
-_MAX_DETAIL_CHARACTERS: Final = 300
-#: How protobuf and the system say that an allocation is refused.
-_OUT_OF_MEMORY: Final = ("alloc failed", "bad_alloc", "out of memory")
 
-#: Texts that every conversion spells as the source does.
-_TEXTS: Final = (
-    "Hello, world!",
-    "The quick brown fox jumps over the lazy dog, and no one has ever counted its 1234567890 steps.",
-    "def add(left, right):\n    if left is None:\n\t\treturn right  # nothing to add\n    return left + right\n",
-    "Ça coûte 3,50 €. Grüße aus Köln; Привет, мир! 你好，世界。 こんにちは 안녕하세요 مرحبا 🙂👩‍👩‍👧",
-    "https://example.org/a_b?c=d&e=%20 <tag attribute='value'> {\"key\": [1, 2.5e-3, null]}",
-)
-#: Texts that begin as few do: transformers spells them otherwise than sentencepiece in some of its versions.
-_RARE_TEXTS: Final = (" one space before", "  two spaces before", "\u2581underlined", "ends with a space ")
-
-
-class Converted(msgspec.Struct, frozen=True, tag=True):
-    """What a conversion gives."""
-
-    tokenizer: bytes
-    warnings: tuple[str, ...]
-
-
-class NotConverted(msgspec.Struct, frozen=True, tag=True):
-    """Why there is no conversion: the file, what is wrong with it, and what would be accepted."""
-
-    file: str
-    detail: str
-    accepted: str
-
-
-class OutOfMemory(msgspec.Struct, frozen=True, tag=True):
-    """That the conversion needed more memory than it may take."""
-
-
-Answer = Converted | NotConverted | OutOfMemory
-
-
-class Conversion(msgspec.Struct, frozen=True, kw_only=True):
-    """What to convert: `directory` holds the tokenizer's files and `config.json`, and nothing else."""
-
-    kind: str
-    directory: Path
-    classes: tuple[str, ...]
+#: What a conversion gives: the tokenizer, and warnings.
+_Tokenizer = tuple[PreTrainedTokenizerFast, tuple[str, ...]]
 
 
 class _UnconvertibleError(Exception):
     def __init__(self, file: str, detail: str, accepted: str) -> None:
         super().__init__(detail)
-        self.answer = NotConverted(file, detail, accepted)
+        self.answer = NotMade(file, detail, accepted)
 
 
-def convert_files(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
-    """Converts a tokenizer: the order is a `Conversion`, the answer an `Answer`. The limit is on memory that the
-    process may take beyond what it begins with.
+def answer_order(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
+    """Does one `Order`, and leaves an `Answer`. The limit is on memory that the process may take beyond what it begins
+    with.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     confine(msgspec.structs.replace(TEXT, data_bytes=measure_data() + max_memory_bytes))
 
-    serve_order(order_fd, answer_fd, lambda order: convert(decode(order, Conversion)))
+    serve_order(order_fd, answer_fd, lambda order: _answer(decode(order, Order)))  # type: ignore[arg-type]
 
 
-def convert(given: Conversion) -> Answer:
-    """Converts a tokenizer, without limits."""
-    convert_kind = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[given.kind]
+def _answer(order: Order) -> Answer:
     try:
-        return convert_kind(given.directory, _list_classes(given.directory, given.classes))
-    except _UnconvertibleError as error:
-        return error.answer
+        return compare(order) if isinstance(order, Comparison) else convert(order)
     except MemoryError:
         return OutOfMemory()
 
 
-def _convert_sentencepiece(directory: Path, classes: Sequence[str]) -> Converted:
+def convert(given: Conversion) -> Made | NotMade:
+    """Converts a tokenizer. Where its class knows other special tokens than a runtime reads, templates get these."""
+    convert_kind = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[given.kind]
+    try:
+        tokenizer, warnings = convert_kind(given.directory, _list_classes(given.directory, given.classes))
+    except _UnconvertibleError as error:
+        return error.answer
+    files = {TOKENIZER_FILE: str(tokenizer.backend_tokenizer.to_str()).encode()}
+    try:
+        reading = Reading.of(write_files(given.load, files, given.directory))
+    except (ChatTemplateError, ValueError):
+        # The stage that tries texts says what is wrong with a template.
+        return Made(files, warnings)
+    if (difference := reading.find_token_difference(tokenizer, given.vocab_size)) is not None:
+        files[TOKENIZER_CONFIG] = reading.write_config(tokenizer, given.vocab_size)
+        made_by = f"the bundle has that of {type(tokenizer).__name__} of transformers"
+        warnings = (*warnings, f"{TOKENIZER_CONFIG}: {made_by}; with the checkpoint's, {difference}")
+    return Made(files, warnings)
+
+
+def _convert_sentencepiece(directory: Path, classes: Sequence[str]) -> _Tokenizer:
     (file,) = SENTENCEPIECE.files
     accepted = f"a sentencepiece model of kind {' or '.join(_MODEL_TYPES)}, or a {TOKENIZER_FILE} beside it"
     data = (directory / file).read_bytes()
@@ -110,8 +96,8 @@ def _convert_sentencepiece(directory: Path, classes: Sequence[str]) -> Converted
         model.ParseFromString(data)
         reference = sentencepiece.SentencePieceProcessor(model_proto=data)
     except Exception as error:
-        _raise_memory_error(error)
-        raise _UnconvertibleError(file, f"no sentencepiece model ({_describe(error)})", accepted) from error
+        raise_memory_error(error)
+        raise _UnconvertibleError(file, f"no sentencepiece model ({describe_error(error)})", accepted) from error
     if not model.pieces:
         raise _UnconvertibleError(file, "no sentencepiece model (it has no pieces)", accepted)
     model_type = model.trainer_spec.ModelType.Name(model.trainer_spec.model_type)
@@ -121,12 +107,12 @@ def _convert_sentencepiece(directory: Path, classes: Sequence[str]) -> Converted
     def find_fault(tokenizer: PreTrainedTokenizerFast) -> str | None:
         if len(tokenizer) < len(model.pieces):
             return f"has {len(tokenizer)} tokens, the file {len(model.pieces)}"
-        text = next(_list_differences(tokenizer, reference, _TEXTS), None)
+        text = next(_list_differences(tokenizer, reference, TEXTS), None)
         return None if text is None else f"spells {text!r} otherwise than sentencepiece"
 
     tokenizer = _choose_tokenizer(directory, file, [*classes, _PLAIN_CLASS], find_fault, accepted)
     warnings = []
-    if differences := list(_list_differences(tokenizer, reference, _RARE_TEXTS)):
+    if differences := list(_list_differences(tokenizer, reference, RARE_TEXTS)):
         warnings.append(
             f"{file}: {type(tokenizer).__name__} of transformers, which converts it, spells texts such as "
             f"{differences[0]!r} otherwise than sentencepiece"
@@ -137,10 +123,10 @@ def _convert_sentencepiece(directory: Path, classes: Sequence[str]) -> Converted
             f"{file}: {TOKENIZER_CONFIG} does not say add_bos_token, so prompts begin without such a token, as with "
             "transformers"
         )
-    return Converted(_write(tokenizer), tuple(warnings))
+    return tokenizer, tuple(warnings)
 
 
-def _convert_byte_level(directory: Path, classes: Sequence[str]) -> Converted:
+def _convert_byte_level(directory: Path, classes: Sequence[str]) -> _Tokenizer:
     file, merges = BYTE_LEVEL.files
     accepted = f"a vocabulary and merges of byte-level BPE, as GPT-2 has, or a {TOKENIZER_FILE} beside them"
     vocabulary = _read_object(directory / file)
@@ -151,14 +137,14 @@ def _convert_byte_level(directory: Path, classes: Sequence[str]) -> Converted:
         vocab = tokenizer.get_vocab()
         if any(vocab.get(token) != token_id for token, token_id in vocabulary.items()):
             return f"gives other ids than {file}"
-        for text in _TEXTS:
+        for text in TEXTS:
             ids = tokenizer.encode(text, add_special_tokens=False)
             if tokenizer.decode(ids, clean_up_tokenization_spaces=False).removeprefix(" ") != text:
                 return f"loses characters of {text!r}"
         return None
 
     tokenizer = _choose_tokenizer(directory, f"{file}, {merges}", classes, find_fault, accepted)
-    return Converted(_write(tokenizer), ())
+    return tokenizer, ()
 
 
 def _choose_tokenizer(
@@ -178,8 +164,8 @@ def _choose_tokenizer(
             fault = find_fault(tokenizer)
         # transformers may raise anything; panics of tokenizers' library are no Exception.
         except BaseException as error:  # noqa: BLE001 - as above
-            _raise_memory_error(error)
-            fault = f"cannot read it ({_describe(error)})"
+            raise_memory_error(error)
+            fault = f"cannot read it ({describe_error(error)})"
         if fault is None:
             return tokenizer
         faults[name] = fault
@@ -208,10 +194,6 @@ def _list_differences(tokenizer: PreTrainedTokenizerFast, reference: Any, texts:
             yield text
 
 
-def _write(tokenizer: PreTrainedTokenizerFast) -> bytes:
-    return str(tokenizer.backend_tokenizer.to_str()).encode()
-
-
 def _read_object(path: Path) -> dict[str, Any]:
     """Reads a JSON object; an empty one if the file holds none."""
     try:
@@ -219,14 +201,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _raise_memory_error(error: BaseException) -> None:
-    """Raises MemoryError in place of what libraries raise if an allocation is refused."""
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
-        raise MemoryError from error
-
-
-def _describe(error: BaseException) -> str:
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:_MAX_DETAIL_CHARACTERS]

@@ -22,7 +22,7 @@ from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.records import ExecutableResult
 from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
-from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE, find_source, read_converter_versions
+from compiler_svc.weights.tokenizer_sources import find_source, has_tokenizer_file, read_converter_versions
 
 _MAX_HASHING: Final = 2
 
@@ -90,8 +90,8 @@ class BundleCache:
         others = [*checkpoint.tokenizer_files, *(file.path for file in checkpoint.describing_files)]
         inputs = {file.name: digest_file(file) for file in others}
         inputs |= {f"{file.parent.name}/{file.name}": digest_file(file) for file in checkpoint.template_files.values()}
-        if find_source(checkpoint) is not None:
-            inputs[TOKENIZER_FILE] = sha256_bytes(canonical_json(read_converter_versions()))
+        if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None:
+            inputs["tokenizer"] = sha256_bytes(canonical_json(read_converter_versions()))
         action_digest = spec.bundle_action_digest(
             checkpoint_digest=sha256_bytes(canonical_json({"weights": weights, "files": inputs})),
             toolchain=spec.toolchain.read_versions(),

@@ -31,6 +31,9 @@ BUNDLE_CODE: Final = (
     "execution/dtypes.py",
     "execution/quantized_linear.py",
     "execution/sampling.py",
+    "execution/text/bundle_text.py",
+    "execution/text/chat_template.py",
+    "execution/text/tokenizer.py",
     "targets/cpu.py",
 )
 #: Every source that an executable's bytes depend on for a given graph.

@@ -13,7 +13,7 @@ from compiler_svc.planning.admission import open_model, warn_of_unread_tokenizer
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
-from compiler_svc.planning.weights_fit import check_weights_fit, read_config, warn_of_other_tokenizer
+from compiler_svc.planning.weights_fit import check_weights_fit, read_config
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, is_url
 from compiler_svc.weights.inventory import set_surplus_aside, warn_of_surplus
 from execution.isa import require_isa
@@ -58,7 +58,6 @@ def admit_shard_request(
         warnings=(
             *warn_of_surplus(checkpoint),
             *warn_of_ids_beyond(checkpoint.config, checkpoint.generation_config, manifest.tokens.vocab_size),
-            *warn_of_other_tokenizer(checkpoint, manifest),
             *warn_of_unread_tokenizer(checkpoint, "so the weights take the tokenizer of the executables' bundle"),
         ),
         executables=executables.digest,

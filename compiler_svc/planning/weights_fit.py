@@ -71,8 +71,8 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
 
 
 def warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
-    """Warns if runtimes will refuse the weights beside the executables because their tokenizers differ. A checkpoint
-    without `tokenizer.json` gets the bundle's, unless a build converts another form.
+    """Warns if runtimes will refuse the weights beside the executables because their tokenizers differ. The checkpoint
+    has what a build has made of its tokenizer; one without any gets the bundle's.
     """
     own = next((file for file in checkpoint.tokenizer_files if file.name == TOKENIZER_FILE), None)
     if own is None or (manifest.tokenizer is not None and sha256_file(own) == manifest.tokenizer.digest):

@@ -11,7 +11,7 @@ from compiler_svc.weights.checkpoint import Checkpoint
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 
-#: Distributions whose versions determine what a conversion makes.
+#: Distributions whose versions determine what a build makes of a tokenizer.
 _CONVERTERS: Final = ("sentencepiece", "tokenizers", "transformers")
 
 
@@ -28,24 +28,29 @@ BYTE_LEVEL: Final = TokenizerSource("byte-level BPE", ("vocab.json", "merges.txt
 SOURCES: Final = (SENTENCEPIECE, BYTE_LEVEL)
 
 
+def has_tokenizer_file(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint has a `tokenizer.json`."""
+    return TOKENIZER_FILE in _list_names(checkpoint)
+
+
 def find_source(checkpoint: Checkpoint) -> TokenizerSource | None:
     """The files that a build converts; None if there is a `tokenizer.json`, or nothing that a build can convert."""
-    names = _list_names(checkpoint)
-    if TOKENIZER_FILE in names:
+    if has_tokenizer_file(checkpoint):
         return None
+    names = _list_names(checkpoint)
     return next((source for source in SOURCES if names.issuperset(source.files)), None)
 
 
 def find_incomplete_source(checkpoint: Checkpoint) -> TokenizerSource | None:
     """The form of which a checkpoint without any whole tokenizer has some files, and lacks others; None otherwise."""
-    names = _list_names(checkpoint)
-    if TOKENIZER_FILE in names or find_source(checkpoint) is not None:
+    if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None:
         return None
+    names = _list_names(checkpoint)
     return next((source for source in SOURCES if not names.isdisjoint(source.files)), None)
 
 
 def read_converter_versions() -> dict[str, str]:
-    """Versions of all that determines the bytes of a converted tokenizer, by distribution."""
+    """Versions of all that determines the bytes of a bundle's tokenizer, by distribution."""
     return {name: metadata.version(name) for name in _CONVERTERS}
 
 

@@ -27,10 +27,7 @@ class BundleText:
         tokenizer = Tokenizer(Path(load.tokenizer))
         if not load.chat_templates:
             return cls(tokenizer, {})
-        if load.tokenizer_config is not None:
-            special_tokens = read_special_tokens(Path(load.tokenizer_config))
-        else:
-            special_tokens = _special_tokens_by_id(tokenizer, load.special_ids)
+        special_tokens = find_special_tokens(load, tokenizer)
         templates = {name: ChatTemplate(source, special_tokens) for name, source in load.chat_templates.items()}
         return cls(tokenizer, templates)
 
@@ -65,6 +62,13 @@ class BundleText:
             )
             for token_id in sequence.token_ids
         ]
+
+
+def find_special_tokens(load: Load, tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens that chat templates get, by name; raises ValueError if the file that has them has none."""
+    if load.tokenizer_config is None:
+        return _special_tokens_by_id(tokenizer, load.special_ids)
+    return read_special_tokens(Path(load.tokenizer_config))
 
 
 def _special_tokens_by_id(tokenizer: Tokenizer, special_ids: Mapping[str, int]) -> dict[str, str]:

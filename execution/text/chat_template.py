@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from execution.text.sandbox import BoundedEnvironment, TemplateUnbounded, bound_numbers, check_time_format
+from execution.text.tokenizer import TOKEN_SUFFIX
 
 #: Names of what the assistant thought, the first one first: templates read it under this name, those of gpt-oss under
 #: the second.
@@ -42,6 +43,10 @@ class ChatTemplate:
             tree = environment.parse(source)
             #: Whether it loops over the parts of a turn, as templates of models that also take pictures do.
             self.takes_parts = _loops_over_content(tree)
+            #: The special tokens that it may write, by their names.
+            self.token_names = frozenset(
+                name.name for name in tree.find_all(Name) if name.ctx == "load" and name.name.endswith(TOKEN_SUFFIX)
+            )
             if (power := tree.find(Pow)) is not None:
                 raise ChatTemplateUnbounded(f"line {power.lineno}: ** is an operator that templates may not use")
             self._template = environment.from_string(tree)

@@ -68,7 +68,7 @@ def _load(load: Load) -> tuple[BundleText | None, Answer]:
         table = tokenizer.make_table()
         texts = [] if table is not None else tokenizer.list_texts()
         return text, Loaded(
-            max_token_bytes=tokenizer.max_token_bytes, table=table, texts=texts, added=tokenizer.find_added()
+            max_token_bytes=tokenizer.max_token_bytes, table=table, texts=texts, added=tokenizer.list_surrounding()
         )
     except ChatTemplateError as error:
         return None, Unreadable(subject="chat template", detail=str(error))

@@ -17,6 +17,8 @@ from execution.text.token_table import TokenTable
 _PROBE: Final = "a"
 #: How the system says what a refused allocation is.
 _OUT_OF_MEMORY: Final = "out of memory"
+#: How names of special tokens end.
+TOKEN_SUFFIX: Final = "_token"
 
 
 class Tokenizer(TokenDecoder):
@@ -51,12 +53,16 @@ class Tokenizer(TokenDecoder):
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
-    def find_added(self) -> tuple[list[int], list[int]]:
+    def list_surrounding(self) -> tuple[list[int], list[int]]:
         """Returns the special tokens that the tokenizer puts before a text, and those behind it."""
         bare, whole = (self.encode(_PROBE, add_special_tokens=added) for added in (False, True))
         starts = (start for start in range(len(whole) - len(bare) + 1) if whole[start : start + len(bare)] == bare)
         start = next(starts, None)
         return ([], []) if start is None else (whole[:start], whole[start + len(bare) :])
+
+    def list_added(self) -> list[str]:
+        """Returns the tokens that it finds in texts before all others, special ones among them, by id."""
+        return [added.content for _, added in sorted(self._tokenizer.get_added_tokens_decoder().items())]
 
     def make_table(self) -> TokenTable | None:
         """Returns a table that decodes as this does; None if no table can."""
@@ -74,7 +80,7 @@ def read_special_tokens(path: Path) -> dict[str, str]:
     Raises ValueError if the file holds no JSON object.
     """
     config: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    texts = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+    texts = {name: _token_text(value) for name, value in config.items() if name.endswith(TOKEN_SUFFIX)}
     return {name: text for name, text in texts.items() if text is not None}
 
 

@@ -18,7 +18,7 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 
@@ -45,6 +45,14 @@ class ByteLevel:
     tokenizer_config: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
+        self.make().save(str(path / "tokenizer.json"))
+        (path / "tokenizer_config.json").write_text(
+            json.dumps(
+                {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.special[-1]} | self.tokenizer_config
+            )
+        )
+
+    def make(self) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE())
         if self.normalizer:
             tokenizer.normalizer = getattr(normalizers, self.normalizer)()
@@ -68,12 +76,7 @@ class ByteLevel:
             tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=pairs)
         else:
             tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-        tokenizer.save(str(path / "tokenizer.json"))
-        (path / "tokenizer_config.json").write_text(
-            json.dumps(
-                {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.special[-1]} | self.tokenizer_config
-            )
-        )
+        return tokenizer
 
 
 def _sentencepiece(kind: str, **tokenizer_config: Any) -> Callable[[Path], None]:
@@ -112,10 +115,10 @@ FAMILY_TOKENIZERS: Final[dict[str, dict[str, Callable[[Path], None]]]] = {
     },
     "MistralForCausalLM": {"v0.1": _LLAMA2},
     "Qwen2ForCausalLM": {
-        "json": ByteLevel(("<|endoftext|>",), split=_QWEN, normalizer="NFC", added=_CHAT).write,
+        "json": ByteLevel(("<|endoftext|>",), split=QWEN, normalizer="NFC", added=_CHAT).write,
         "vocabulary": _vocabulary("<|endoftext|>", tokenizer_class="Qwen2Tokenizer", bos_token=None),
     },
-    "Qwen3ForCausalLM": {"json": ByteLevel(("<|endoftext|>",), split=_QWEN, normalizer="NFC", added=_CHAT).write},
+    "Qwen3ForCausalLM": {"json": ByteLevel(("<|endoftext|>",), split=QWEN, normalizer="NFC", added=_CHAT).write},
     "Phi3ForCausalLM": {"sentencepiece": _LLAMA2},
     "GraniteForCausalLM": {"json": ByteLevel(("<|end_of_text|>",), digits=True).write},
     "Olmo2ForCausalLM": {"json": ByteLevel(("<|endoftext|>",), split=_LLAMA3).write},

@@ -11,14 +11,15 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from compiler_svc.builds.tokenizer_converter import Conversion, Converted, convert
+from compiler_svc.builds.tokenizer_converter import convert
+from compiler_svc.builds.tokenizer_orders import Conversion, Made
 from compiler_svc.models.registry import list_families
 from compiler_svc.weights.tokenizer_sources import SOURCES
 from execution.text.bundle_text import BundleText
 from execution.text.control import Load, SequenceTokens
 from execution.text.detokenizer import Detokenizer
 from execution.text.token_table import make_decoder
-from tests.checkpoints.family_tokenizers import FAMILY_TOKENIZERS
+from tests.checkpoints.family_tokenizers import FAMILY_TOKENIZERS, VOCAB_SIZE
 
 TEXTS = (
     "Hello, world!",
@@ -40,9 +41,11 @@ class Tokenizers:
         if not (path / "tokenizer.json").exists():
             source = next(one for one in SOURCES if all((path / name).exists() for name in one.files))
             classes = list_families()[architecture].tokenizer_classes
-            converted = convert(Conversion(kind=source.kind, directory=path, classes=classes))
-            assert isinstance(converted, Converted), converted
-            (path / "tokenizer.json").write_bytes(converted.tokenizer)
+            load = Load(tokenizer="", tokenizer_config=str(path / "tokenizer_config.json"))
+            order = Conversion(kind=source.kind, directory=path, load=load, vocab_size=VOCAB_SIZE, classes=classes)
+            converted = convert(order)
+            assert isinstance(converted, Made), converted
+            (path / "tokenizer.json").write_bytes(converted.files["tokenizer.json"])
         load = Load(tokenizer=str(path / "tokenizer.json"), tokenizer_config=str(path / "tokenizer_config.json"))
         self.text = BundleText.load(load)
 

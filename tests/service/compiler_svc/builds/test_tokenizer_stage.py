@@ -23,6 +23,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from bundle.manifest import Tokens
 from compiler_svc.builds.tokenizer_stage import convert_tokenizer
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.directory import MAX_TEXT_BYTES
@@ -46,6 +47,7 @@ TEXTS = (
     "a" * 300,
     "1234567890" * 7,
 )
+TOKENS = Tokens(vocab_size=1000, bos=1, eos=(2,), pad=0)
 #: Of models whose family is known by more than their type.
 ARCHITECTURES = {"granite": "GraniteForCausalLM", "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM"}
 LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False}
@@ -75,7 +77,7 @@ def convert(model: Path, tmp_path: Path, forkserver: Forkserver) -> Convert:
     def run(limits: TextLimits | None = None) -> tuple[tokenizers.Tokenizer, tuple[str, ...]]:
         directory = tmp_path / f"work{random.random()}"
         directory.mkdir()
-        checkpoint, warnings = convert_tokenizer(Checkpoint.open(model), directory, forkserver, limits)
+        checkpoint, warnings = convert_tokenizer(Checkpoint.open(model), TOKENS, directory, forkserver, limits)
         (file,) = (file for file in checkpoint.tokenizer_files if file.name == "tokenizer.json")
         assert [one.name for one in checkpoint.tokenizer_files] == sorted(
             one.name for one in checkpoint.tokenizer_files
@@ -213,7 +215,7 @@ def test_a_checkpoint_without_a_tokenizer_or_with_one_stays(
             (model / "tokenizer.json").write_text(content)
             (model / "tokenizer.model").write_bytes(b"")
         checkpoint = Checkpoint.open(model)
-        assert convert_tokenizer(checkpoint, tmp_path, forkserver) == (checkpoint, ())
+        assert convert_tokenizer(checkpoint, TOKENS, tmp_path, forkserver) == (checkpoint, ())
 
 
 def refuse(convert: Convert, limits: TextLimits | None = None) -> CheckpointInvalid:

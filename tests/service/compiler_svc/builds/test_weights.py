@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
@@ -17,9 +18,9 @@ from bundle.store.reader import Bundle, open_bundle
 from bundle.store.referrers import list_referrers, read_referrer
 from bundle.store.verification import BlobVerifier
 from compiler_svc.builds.build_record import BUILD_TYPE
-from compiler_svc.planning.shard_admission import ShardRequest, admit_shard_request
 from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.random_weights import write_checkpoint
+from tests.checkpoints.tokenizer_files import byte_level
 from tests.checkpoints.tokenizer_sources import train_sentencepiece, write_byte_level
 from tests.servers.compiler_process import run_compiler
 from tests.servers.refusals import refusal, refused
@@ -70,7 +71,7 @@ async def test_executables_and_weights_apart(client: Client, home: Path) -> None
     assert (again.digest, again.cache) == (response.digest, pb.CACHE_RESULT_HIT)
 
     await check_refusals(client, home)
-    check_other_tokenizer(home, full)
+    await check_other_tokenizer(client, home, again)
 
 
 async def check_executables_alone(client: Client, home: Path, full: Bundle) -> None:
@@ -148,12 +149,11 @@ async def check_refusals(client: Client, home: Path) -> None:
     assert (await refusal(shard(client, request_id="r", name="other"))).reason == "REQUEST_ID_REUSED"
 
 
-def check_other_tokenizer(home: Path, full: Bundle) -> None:
-    request = ShardRequest(name="tuned", model="tuned", executables_ref="tiny", skip_cache_lookup=False)
-    assert admit_shard_request(request, full, (home / "models",)).warnings == ()
-    (home / "models" / "tuned" / "tokenizer.json").write_text("{}")
-    (warning,) = admit_shard_request(request, full, (home / "models",)).warnings
-    assert warning.startswith("model: tokenizer.json differs")
+async def check_other_tokenizer(client: Client, home: Path, same: pb.CompileResponse) -> None:
+    assert not any("LoadWeights compares" in warning for warning in same.warnings)
+    byte_level().save(str(home / "models/tuned/tokenizer.json"))
+    response = response_of(await client.finish(await shard(client, name="retold", executables_ref="bare")))
+    assert any(warning.startswith("model: tokenizer.json differs") for warning in response.warnings)
 
 
 def write_untokenized(home: Path, name: str, seed: int) -> Path:
@@ -162,6 +162,29 @@ def write_untokenized(home: Path, name: str, seed: int) -> Path:
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "seed": seed}))
     return path
+
+
+@pytest.mark.slow
+async def test_weights_get_the_tokenizer_that_transformers_makes(client: Client, home: Path) -> None:
+    write_checkpoint(home / "models/tuned", seed=1)
+    words = tokenizers.models.WordLevel({word: place for place, word in enumerate(("a", "<s>", "</s>"))}, unk_token="a")
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|im_end|>"}
+    for name in ("tiny", "tuned"):
+        path = home / "models" / name
+        tokenizers.Tokenizer(words).save(str(path / "tokenizer.json"))
+        (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+        (path / "special_tokens_map.json").write_text(json.dumps(tokens))
+    response = await compile_tiny(client, "tiny")
+    made = open_verified(home, response.digest)
+    assert made.manifest.tokenizer is not None
+    assert any("; with the checkpoint's, " in warning for warning in response.warnings)
+    files = {file.title: made.blob_path(file.blob) for file in made.manifest.tokenizer.files}
+    assert json.loads(files["tokenizer_config.json"].read_text())["bos_token"] == "<s>"
+    assert "<|im_end|>" in files["tokenizer.json"].read_text()
+
+    tuned, warnings = await shard_tokenizer(client, home, "tuned")
+    assert tuned == made.manifest.tokenizer
+    assert not any("LoadWeights compares" in warning for warning in warnings)
 
 
 @pytest.mark.slow

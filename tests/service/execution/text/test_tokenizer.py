@@ -41,7 +41,7 @@ def test_what_is_added_to_a_text_is_known(tmp_path: Path, template: str, before:
     special = [("<pad>", 0), ("<s>", 1), ("</s>", 2)]
     library.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
     tokenizer = save(library, tmp_path)
-    assert tokenizer.find_added() == (before, behind)
+    assert tokenizer.list_surrounding() == (before, behind)
     for text in ("a cat", "a", " ", ""):
         bare = tokenizer.encode(text, add_special_tokens=False)
         theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))(text)["input_ids"]
