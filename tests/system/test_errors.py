@@ -53,4 +53,5 @@ def test_flipped_byte_is_refused_naming_the_blob(stack: Stack) -> None:
     assert (error["code"], error["reason"]) == ("DATA_LOSS", "BLOB_CORRUPT")
     assert path.name in error["message"]
     deployments = {one["id"]: one["state"] for one in stack.kiln("status").last["deployments"]}
-    assert deployments.get("flip", "failed") == "failed"
+    assert deployments["flip"] == "failed"
+    stack.kiln("unload", "flip")

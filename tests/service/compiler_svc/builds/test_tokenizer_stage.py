@@ -48,8 +48,6 @@ TEXTS = (
     "1234567890" * 7,
 )
 TOKENS = Tokens(vocab_size=1000, bos=1, eos=(2,), pad=0)
-#: Of models whose family is known by more than their type.
-ARCHITECTURES = {"granite": "GraniteForCausalLM", "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM"}
 LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False}
 GEMMA = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True}
 
@@ -89,8 +87,7 @@ def convert(model: Path, tmp_path: Path, forkserver: Forkserver) -> Convert:
 
 def write_config(model: Path, model_type: str, tokenizer_config: dict[str, Any] | None) -> None:
     config = json.loads((model / "config.json").read_text())
-    architecture = ARCHITECTURES.get(model_type, "LlamaForCausalLM")
-    (model / "config.json").write_text(json.dumps(config | {"model_type": model_type, "architectures": [architecture]}))
+    (model / "config.json").write_text(json.dumps(config | {"model_type": model_type, "architectures": None}))
     if tokenizer_config is not None:
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
 
