@@ -71,14 +71,14 @@ def flatten_attributes(config: Mapping[str, Any], attributes: Mapping[str, Any])
     return flatten_config(attributes, None if nested is None else replace(nested, defaults={}))
 
 
-def _name_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+def _name_architecture(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The attributes, with the family's own architecture in place of none, of the base model's, or of another spelling.
 
     `model_type` says which family that is, as it does for transformers' AutoModelForCausalLM.
     """
     family, names = _find_by_type(config), config.get("architectures")
     if family is None or (names and not _is_alias(names, family)):
-        return dict(config)
+        return config
     return {**config, "architectures": [family.architectures[0]]}
 
 

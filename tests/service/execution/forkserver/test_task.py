@@ -97,7 +97,12 @@ async def test_an_answer_may_be(forkserver: Forkserver, answer: list[int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("order", "kind", "message"), [("refuse()", ResourcesShort, "none"), ("1 / 0", RankFailed, "ZeroDivisionError")]
+    ("order", "kind", "message"),
+    [
+        ("refuse()", ResourcesShort, "none"),
+        ("1 / 0", RankFailed, "ZeroDivisionError"),
+        ("sys.exit()", RankFailed, "SystemExit"),
+    ],
 )
 async def test_an_error_is_an_answer(forkserver: Forkserver, order: str, kind: type[KilnError], message: str) -> None:
     with pytest.raises(kind, match=message):
@@ -108,7 +113,6 @@ async def test_an_error_is_an_answer(forkserver: Forkserver, order: str, kind: t
     ("order", "exit_code", "description"),
     [
         ("os._exit(3)", 3, "exit code 3"),
-        ("sys.exit()", 1, "exit code 1"),
         ("os.abort()", -signal.SIGABRT, "killed by SIGABRT"),
         ("os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)", None, "with the process that it was forked from"),
     ],
