@@ -18,8 +18,8 @@ OUTCOMES ?=
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test test-slow test-report test-quarantine test-full test-xla check lint fmt protos protos-check docs bench bench-large
-.PHONY: soak first-hour clean
+.PHONY: setup lock demo test test-slow test-report test-quarantine test-full test-xla check lint fmt protos protos-check
+.PHONY: docs bench bench-large soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed $(VENV)/.prebuilt
