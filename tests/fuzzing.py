@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 
 SEED: Final = int(os.environ.get("KILN_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
-#: Examples of a parser, and odd requests to a call, in a full run.
+#: Examples of a parser in a full run.
 EXAMPLES: Final = 5000
 _SHARE: Final = float(os.environ.get("KILN_FUZZ_SHARE") or 0.2)
 

@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pool
 from kiln.compiler.v1 import compiler_pb2
 
 from tests.fuzzed_messages import MessageFuzzer
-from tests.fuzzing import EXAMPLES, SEED
+from tests.fuzzing import SEED
 from tests.repository import ROOT
 from tests.servers.answers import Answer, Rpc, list_rpcs, send
 from tests.servers.shared_bundles import SharedBundles
@@ -26,8 +26,9 @@ from tests.system.conftest import CONFIG, TINY
 from tests.system.fuzz.attributes import list_documents
 from tests.system.fuzz.targets import DEADLINE, ENDLESS, FOREIGN_SERVICES, Target, open_compiler, open_runtime
 
-#: Calls that `make test` sends of each kind.
+#: Calls that `make test` sends of each kind, and a slow run, which draws others each time and has to fit into a turn.
 FEW: Final = 5
+MANY: Final = 1000
 LONG: Final = [pytest.mark.slow, pytest.mark.timeout(1800)]
 #: Of each call, between two looks at what exists.
 CHUNK: Final = 250
@@ -133,7 +134,7 @@ def test_every_call_is_attacked(target: Target) -> None:
     assert services == own_services(target.package) | FOREIGN_SERVICES[target.package] | always
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(EXAMPLES, marks=LONG)])
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=LONG)])
 def test_odd_requests_get_named_answers(target: Target, count: int) -> None:
     attack_all(target, count)
 
