@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from compiler_svc.lower.job import PREBUILT
 from tests.repository import ROOT
 
 LOWERING_CACHE: Final = ROOT / ".kiln/lowering"
 
 
 def share_lowering_cache(compiler_cache: Path) -> None:
-    """Lets a compiler with this cache directory share the files of all other tests.
+    """Lets a compiler with this cache directory share the files of all other tests, and those of `make setup`, which
+    another installation of the compiler would make again.
 
     Any process may make a file first, or be killed while it does: a file is whole or missing.
     """
+    for path in PREBUILT.glob("*/*"):
+        shared = LOWERING_CACHE / path.relative_to(PREBUILT)
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            shared.symlink_to(path)
     LOWERING_CACHE.mkdir(parents=True, exist_ok=True)
     compiler_cache.mkdir(parents=True, exist_ok=True)
     own = compiler_cache / "lowering"
