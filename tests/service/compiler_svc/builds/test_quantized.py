@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import pytest_asyncio
 from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.abi.tensor import DTYPES
@@ -17,6 +18,8 @@ from tests.checkpoints.quantized import WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, response_of
+
+pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG: Final = {"seq_len": 16, "max_context_length": 8, "quantized": True}
 E4M3: Final = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
@@ -33,13 +36,21 @@ CASES: Final[dict[str, tuple[int, dict[str, Any], str]]] = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quantized")
+    write_checkpoint(path / "models" / "tiny")
+    write_checkpoint(path / "models" / "tuned", seed=1)
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(home: Path) -> AsyncIterator[Client]:
+    """One compiler for all of them: a new one would first load what builds need, which takes longer than a build."""
     async with run_compiler(home) as compiler:
         yield compiler.client
 
 
-@pytest.mark.toolchain
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "f8e5m2")) for name in CASES])
 async def test_quantized_models_compile(client: Client, home: Path, name: str) -> None:
     level, config, item = CASES[name]
@@ -60,7 +71,6 @@ async def test_quantized_models_compile(client: Client, home: Path, name: str) -
         prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors
     )
 
-    write_checkpoint(home / "models" / "tuned", seed=1)
     request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref=name)
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
     other = open_bundle(Layout(home / "store"), tuned.digest).manifest
@@ -68,16 +78,15 @@ async def test_quantized_models_compile(client: Client, home: Path, name: str) -
     assert {tensor.name: tensor.dtype for tensor in other.weight_sets[0].shards[0].tensors} == dtypes
 
 
-@pytest.mark.toolchain
 @pytest.mark.parametrize(("name", "level"), [("int8-tensor", 0), pytest.param("awq", 1, marks=pytest.mark.slow)])
 async def test_quantized_checkpoints_compile(client: Client, home: Path, name: str, level: int) -> None:
     """Their golden checks compare with transformers' model, given what the matrices stand for."""
-    path = write_checkpoint(home / "models" / "packed")
+    path = write_checkpoint(home / "models" / name)
     WRITERS[name].rewrite(path)
-    fields: dict[str, Any] = {"model": "packed", "neuron_config": {"seq_len": 16, "max_context_length": 8}}
+    fields: dict[str, Any] = {"model": name, "neuron_config": {"seq_len": 16, "max_context_length": 8}}
     fields["optimization_level"] = (pb.OPTIMIZATION_LEVEL_O0, pb.OPTIMIZATION_LEVEL_O1)[level]
     planned = await client.plan(**fields)
-    built = await client.build(name="packed", **fields)
+    built = await client.build(name=name, **fields)
     lost = [warning for warning in built.warnings if "matrices become int8_per_channel, and lose by it" in warning]
     assert len(lost) == (name == "awq")
     manifest = open_bundle(Layout(home / "store"), built.digest).manifest
@@ -93,8 +102,7 @@ async def test_quantized_checkpoints_compile(client: Client, home: Path, name: s
     )
 
     # Weights that are not quantized take their places in the same executables.
-    write_checkpoint(home / "models" / "tuned", seed=1)
-    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="packed")
+    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref=name)
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
     other = open_bundle(Layout(home / "store"), tuned.digest).manifest
     assert other.graph_abi_digest == manifest.graph_abi_digest
