@@ -107,7 +107,7 @@ class Client:
     async def finish(self, operation: operations_pb2.Operation) -> operations_pb2.Operation:
         """Waits until an operation is done."""
         request = operations_pb2.WaitOperationRequest(name=operation.name)
-        done: operations_pb2.Operation = await self.operations.WaitOperation(request, timeout=120)
+        done: operations_pb2.Operation = await self.operations.WaitOperation(request)
         assert done.done
         return done
 
