@@ -16,7 +16,7 @@ import pytest
 from tests.servers.gateway import FAST_RECOVERY, get_json, run_gateway
 from tests.servers.hub import Hub, running_hub
 from tests.servers.stack import Stack
-from tests.system.conftest import PIRATE, TINY
+from tests.system.conftest import TINY
 from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, run_runtime, wait_until
 
 #: Id of the deployment in every runtime, by which clients of the gateway ask for the model.
@@ -39,8 +39,6 @@ class Fleet:
 
     url: str
     runtimes: Sequence[RuntimeProcess]
-    story: str
-    pirate: str
     hub: Hub
 
     def client(self) -> openai.OpenAI:
@@ -100,7 +98,6 @@ def answer(client: openai.OpenAI, *, stream: bool, **options: Any) -> str:
 @pytest.fixture(scope="module")
 def fleet(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     story = stack.provide("gateway-story", TINY, SMALL_CONFIG)
-    pirate = stack.provide("gateway-pirate", PIRATE, SMALL_CONFIG)
     directory = tmp_path_factory.mktemp("fleet")
     with run_runtime(stack.compiler, directory / "1") as first, run_runtime(stack.compiler, directory / "2") as second:
         for runtime in (first, second):
@@ -108,4 +105,4 @@ def fleet(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
         addresses = [first.address, second.address]
         options = ("--policy", "round_robin", *FAST_RECOVERY)
         with running_hub() as hub, run_gateway(directory, addresses, *options, HF_ENDPOINT=hub.url) as url:
-            yield Fleet(url, (first, second), story, pirate, hub)
+            yield Fleet(url, (first, second), hub)

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+from tests.servers.stack import Stack
+from tests.system.conftest import PIRATE
 from tests.system.gateway.conftest import MESSAGES, MODEL, Fleet, answer
-from tests.system.runtime_process import wait_until
+from tests.system.runtime_process import SMALL_CONFIG, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -76,12 +78,14 @@ def test_rolling_restart_fails_no_request(fleet: Fleet) -> None:
     fleet.wait_until_whole()
 
 
-def test_weight_swaps_fail_no_request(fleet: Fleet) -> None:
+def test_weight_swaps_fail_no_request(stack: Stack, fleet: Fleet) -> None:
+    story = fleet.runtimes[0].get(MODEL).roles[0].bundle_digest
+    pirate = stack.provide("gateway-pirate", PIRATE, SMALL_CONFIG)
     with fleet.client() as client:
         before = answer(client, stream=False, max_tokens=16, temperature=0)
         with fleet.under_load() as load:
             for _ in range(8):
-                for digest in (fleet.pirate, fleet.story):
+                for digest in (pirate, story):
                     for runtime in fleet.runtimes:
                         runtime.load_weights(digest, MODEL)
                         num_answers = len(load.texts)
