@@ -11,7 +11,7 @@ from typing import Final
 _INSTRUCTION: Final = re.compile(
     r"^\s+(?:ROOT )?%(?P<name>[\w.-]+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][a-z0-9-]*)\((?P<rest>.*)$"
 )
-_SHAPE: Final = re.compile(r"(?P<dtype>[a-z]+\d*)\[(?P<sizes>[^\]]*)\]")
+_SHAPE: Final = re.compile(r"(?P<dtype>[a-z][a-z0-9]*)\[(?P<sizes>[^\]]*)\]")
 
 
 @dataclass(frozen=True)
