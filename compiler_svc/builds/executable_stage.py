@@ -276,6 +276,7 @@ def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[
                 cc_pipeline_tiling_factor=config.cc_pipeline_tiling_factor,
                 scratchpad_page_size=config.scratchpad_page_size,
                 max_context_length=config.max_context_length,
+                weight_dtypes=frozenset(tensor.dtype for tensor in build.plan.weights.tensors),
             ),
             optimization_level=spec.optimization_level,
             target=spec.target.kind,

@@ -1,7 +1,8 @@
 """What Kiln's operators become in graphs that torch-xla traces; registered only in a process that lowers for XLA.
 
 `kiln::attend` is its reference, made of torch's operators with masks and gathers of static shapes. `kiln::linear` needs
-nothing: graphs get it from the lowering for cpu alone. `kiln::argmax` and `kiln::topk` are torch's, which XLA expands
+nothing: graphs get it from the lowering for cpu alone. `kiln::quantized_linear` casts the items, multiplies, and scales
+what comes out, as NxD's quantized layers do. `kiln::argmax` and `kiln::topk` are torch's, which XLA expands
 into reductions and sorts; a compiler that has its own passes them to `register_operators`.
 """
 
@@ -14,9 +15,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import execution.candidates
-import execution.collectives.operators  # noqa: F401 - registers the operators, as the one before does
+import execution.collectives.operators
+import execution.quantized_linear  # noqa: F401 - registers the operators, as those before do
 from execution.attention.operators import attend
 
 
@@ -43,7 +46,19 @@ def _list_groups(tp_degree: int) -> list[list[int]]:
     return [list(range(tp_degree))]
 
 
-_COLLECTIVES: Final[Mapping[str, Callable[..., Any]]] = {"all_reduce": all_reduce, "all_gather": all_gather}
+def multiply_quantized(input: Tensor, items: Tensor, scales: Tensor) -> Tensor:  # noqa: A002 - the schema's name
+    """Multiplies […, inputs] by items [outputs, inputs] in the dtype of the input, which has each of their values, and
+    the products by scales, float32 [outputs] or [1]; see `execution.quantized_linear`. No formats of groups come here.
+    """
+    products = functional.linear(input, items.to(input.dtype))
+    return (products.to(torch.float32) * scales).to(input.dtype)
+
+
+_OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "quantized_linear": multiply_quantized,
+}
 
 
 @contextmanager
@@ -58,7 +73,7 @@ def register_operators(**own: Callable[..., Any]) -> Iterator[None]:
     try:
         # Under the key XLA, slices of a cache would be gathers from it, by tables that the host makes.
         library.impl("attend", attend, "AutogradXLA")  # type: ignore[no-untyped-call]
-        for name, run in {**_COLLECTIVES, **own}.items():
+        for name, run in {**_OPERATORS, **own}.items():
             library.impl(name, run, "XLA")  # type: ignore[no-untyped-call]
         yield
     finally:

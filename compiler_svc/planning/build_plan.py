@@ -8,20 +8,27 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from bundle.abi.formats import FORMATS
+from bundle.errors import FieldViolation
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import count_ring_step, describe_submodels
+from compiler_svc.errors import ConfigInvalid
+from compiler_svc.lower.neuron.flags import OLD_FLOAT8
 from compiler_svc.models.attributes import AttributeReader
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.packings import UNSAID
 from compiler_svc.models.parameters import MemoryGroup
 from compiler_svc.models.registry import find_family
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import INT4, ModelChanges, Quantization
-from compiler_svc.sharding.plan import WeightPlan, plan_weights
+from compiler_svc.sharding.plan import WeightPlan, find_matrices, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import write_document
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.held_sizes import check_sizes
+from compiler_svc.weights.packed import PackedMatrix
 from targets.registry import TARGETS
 
 _GREEDY: Final = Sampling(
@@ -63,6 +70,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     family = find_family(checkpoint.config)
     changes = choose_changes(config)
     description = changes.apply(checkpoint.description)
+    _check_float8(checkpoint, description, target)
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
     model = GraphSpec(
@@ -110,6 +118,21 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
             generation=choose_generation_defaults(checkpoint.generation_config, config),
         ),
     )
+
+
+def _check_float8(checkpoint: Checkpoint, description: ModelDescription, target: TargetKind) -> None:
+    """Refuses matrices that would stay as the checkpoint has them, with items that the target may misread."""
+    misread = {name: one for name, one in checkpoint.packed.items() if may_misread(one, target)}
+    for linear, names in find_matrices(description, checkpoint) if misread else ():
+        if linear.format and any(name in misread and misread[name].fits(FORMATS[linear.format]) for name in names):
+            value = f"'f8e4m3' of a checkpoint whose items of {linear.name} may reach 448; {target}'s end at 240"
+            accepted = "'int8' or 'f8e5m2', or quantized false"
+            raise ConfigInvalid([FieldViolation("neuron_config.quantization_dtype", value, accepted)])
+
+
+def may_misread(matrix: PackedMatrix, target: TargetKind) -> bool:
+    """Whether a target may read large items as infinities: NxD's float8 ends at 240, that of others at 448."""
+    return target in OLD_FLOAT8 and matrix.kept_item == "float8_e4m3fn" and matrix.packing != UNSAID
 
 
 def choose_changes(config: NeuronConfig) -> ModelChanges:

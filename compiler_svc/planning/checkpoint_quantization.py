@@ -10,9 +10,10 @@ from bundle.abi.formats import FORMATS
 from bundle.manifest import TargetKind
 from compiler_svc.config import NeuronConfig
 from compiler_svc.models.transforms import INT4
-from compiler_svc.planning.build_plan import choose_changes
+from compiler_svc.planning.build_plan import choose_changes, may_misread
 from compiler_svc.sharding.plan import find_matrices
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.packed import PackedMatrix
 from targets.cpu import CPU
 
 _PER_CHANNEL: Final = "_per_channel"
@@ -25,19 +26,24 @@ _WORDS: Final[Mapping[str | None, str]] = {
 
 
 def read_quantization(checkpoint: Checkpoint, target: TargetKind) -> dict[str, Any]:
-    """What `neuron_config` says of quantization unless a document does: what the checkpoint is, where that is compiled.
+    """What `neuron_config` says of quantization unless a document does: what the checkpoint is.
 
-    Items that no kernel has, such as those of two bits, become int8.
+    Items that the target does not have, such as those of two bits, become int8.
     """
-    if not checkpoint.packed or target != CPU.kind:
+    if not checkpoint.packed:
         return {}
-    kept = {matrix.kept_item for matrix in checkpoint.packed.values()}
+    kept = {None if _is_foreign(matrix, target) else matrix.kept_item for matrix in checkpoint.packed.values()}
     return {
         "quantized": True,
         "quantization_dtype": _WORDS.get(kept.pop(), "int8") if len(kept) == 1 else "int8",
         "quantization_type": f"{_PER_CHANNEL[1:]}_symmetric",
         "modules_to_not_convert": tuple(list_plain(checkpoint)),
     }
+
+
+def _is_foreign(matrix: PackedMatrix, target: TargetKind) -> bool:
+    """Whether only other targets have the items; no cores have four bits in groups."""
+    return may_misread(matrix, target) or (matrix.kept_item == "uint8" and target != CPU.kind)
 
 
 def list_plain(checkpoint: Checkpoint) -> list[str]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from compiler_svc.config.attribute import LATER, Derivation, Values, attribute
-from compiler_svc.config.rule import Note, Rule
+from compiler_svc.config.rule import NXDI_CODE, Note, Rule
 from compiler_svc.config.tables.documents import QUANTIZATION
 from compiler_svc.config.tables.general import NO_SIZE
 from compiler_svc.config.tables.speculation import fuse
+from targets.cpu import CPU
 
 
 def _type_by_kernel(values: Values) -> str:
@@ -20,7 +21,7 @@ def _type_by_kernel(values: Values) -> str:
 class QuantizationAttributes:
     """How weights are quantized, and which modules stay in full precision."""
 
-    quantized: bool = attribute(QUANTIZATION, default=False, compiled=LATER)
+    quantized: bool = attribute(QUANTIZATION, default=False)
     quantized_checkpoints_path: str | None = attribute(
         QUANTIZATION,
         cpu=LATER,
@@ -34,7 +35,6 @@ class QuantizationAttributes:
             "int8; f8e4m3 with quantized_mlp_kernel_enabled",
         ),
         neuron=NO_SIZE,
-        compiled=LATER,
         note="int4 is Kiln's own: groups of 128, 64 or 32 inputs, whatever quantization_type says",
     )
     quantization_type: Literal["per_tensor_symmetric", "per_channel_symmetric"] = attribute(
@@ -42,9 +42,8 @@ class QuantizationAttributes:
         default=Derivation(
             _type_by_kernel, "per_tensor_symmetric; per_channel_symmetric with quantized_mlp_kernel_enabled"
         ),
-        compiled=LATER,
     )
-    modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), compiled=LATER)
+    modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=())
     draft_model_modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)
 
 
@@ -52,6 +51,14 @@ class QuantizationAttributes:
 QUANTIZED: Final = {"quantized": True, "quantized_checkpoints_path": "quantized"}
 
 QUANTIZATION_RULES: Final = (
+    Rule(
+        ("quantization_dtype",),
+        lambda v: v["target"] == CPU.kind or v["quantization_dtype"] != "int4",
+        "'int8', 'f8e4m3' or 'f8e5m2' on NeuronCores: NxD has no groups",
+        NXDI_CODE,
+        breaks={"quantization_dtype": "int4"},
+        keeps={"quantization_dtype": "f8e5m2"},
+    ),
     Rule(
         ("draft_model_modules_to_not_convert", "quantized", "enable_fused_speculation"),
         lambda v: (

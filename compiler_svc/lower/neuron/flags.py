@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from bundle.abi.submodels import SUBMODELS, SubmodelName
+from bundle.abi.tensor import DType
 from bundle.manifest import TargetKind
 
 #: From this context length on, NxD Inference sets a page size if the configuration does not.
@@ -25,20 +26,29 @@ _PINNED: Final[Sequence[tuple[tuple[int, int], str]]] = (
     ((2, 27), "--implicit-integer-downcast=none"),
 )
 
+#: Targets whose 8-bit float is F8E4M3 rather than F8E4M3FN.
+OLD_FLOAT8: Final = frozenset({"inf2", "trn1", "trn2"})
+#: Lets them read items of the one as the other. Up to 240, the bound of `bundle.abi.formats`, both have the same bits.
+_CASTS_FLOAT8: Final = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
+#: What Neuron's packages read besides, as NxD Inference sets it.
+_FLOAT8_VARIABLES: Final = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+
 
 class CompilerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration's options that reach neuronx-cc.
+    """What reaches neuronx-cc of a configuration.
 
     Attributes:
         cc_pipeline_tiling_factor: Parts into which a prompt's collectives are divided.
         scratchpad_page_size: In MiB; None for the compiler's own, or NxD Inference's for long contexts.
         max_context_length: In tokens.
+        weight_dtypes: Of the tensors of a shard.
     """
 
     logical_nc_config: int
     cc_pipeline_tiling_factor: int
     scratchpad_page_size: int | None
     max_context_length: int
+    weight_dtypes: frozenset[DType]
 
 
 def list_flags(
@@ -60,11 +70,22 @@ def list_flags(
         "--enable-saturate-infinity",
         _LEVELS[optimization_level][0 if computes_prompts else 1],
         "--tensorizer-options=" + " ".join(_list_tensorizer_options(options, computes_prompts=computes_prompts)),
-        "--internal-hlo2tensorizer-options=" + " ".join(_list_graph_options(computes_prompts=computes_prompts)),
+        "--internal-hlo2tensorizer-options="
+        + " ".join(
+            _list_graph_options(
+                computes_prompts=computes_prompts,
+                casts_float8=target in OLD_FLOAT8 and "float8_e4m3fn" in options.weight_dtypes,
+            )
+        ),
         *_list_scratchpad_flags(options),
         *(flag for since, flag in _PINNED if _read_release(compiler_version) >= since),
         "--verbose=35",
     )
+
+
+def list_variables(flags: Sequence[str]) -> Mapping[str, str]:
+    """Lists the environment variables that go with flags."""
+    return _FLOAT8_VARIABLES if any(_CASTS_FLOAT8 in flag for flag in flags) else {}
 
 
 def render_flags(flags: Sequence[str]) -> str:
@@ -79,10 +100,12 @@ def _list_tensorizer_options(options: CompilerOptions, *, computes_prompts: bool
     yield "--vectorize-strided-dma"
 
 
-def _list_graph_options(*, computes_prompts: bool) -> Iterator[str]:
+def _list_graph_options(*, computes_prompts: bool, casts_float8: bool) -> Iterator[str]:
     if computes_prompts:
         yield "--modular-flow-mac-threshold=10"
     yield "--verify-hlo=true"
+    if casts_float8:
+        yield _CASTS_FLOAT8
 
 
 def _list_scratchpad_flags(options: CompilerOptions) -> Iterator[str]:

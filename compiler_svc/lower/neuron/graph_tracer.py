@@ -26,6 +26,8 @@ from compiler_svc.lower.xla import register_operators
 
 #: Of what torch-xla says; the traces of its C++ behind that are long.
 _MAX_CAUSE_CHARS: Final = 500
+#: HLO's names of types that torch-xla has, and its table of torch's dtypes has not.
+_FLOAT8: Final = {torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2"}
 
 
 def _call_argmax(values: Tensor) -> Tensor:
@@ -106,8 +108,17 @@ def _trace(submodel: Submodel) -> TracedSubmodel:
 
 
 def _make_placeholders(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    make = import_module(f"{PACKAGE}.core.xla_builder").create_placeholder_tensor
-    return {name: make(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    return {name: _make_placeholder(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _make_placeholder(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    builder = import_module(f"{PACKAGE}.core.xla_builder")
+    if dtype not in _FLOAT8:
+        made: Tensor = builder.create_placeholder_tensor(shape, dtype)
+    else:
+        library = import_module(PACKAGE)._XLAC  # noqa: SLF001 - what `create_placeholder_tensor` calls
+        made = library._xla_create_placeholder_tensor(builder.mkshape(_FLOAT8[dtype], shape).shape)  # noqa: SLF001
+    return made
 
 
 def _read_versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:

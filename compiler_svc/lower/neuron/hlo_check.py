@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bundle.manifest import TargetKind
+from compiler_svc.lower.neuron.flags import OLD_FLOAT8
 from compiler_svc.lower.neuron.hlo import Computation, HloModule, Instruction, Shape
 from targets.registry import TARGETS
 
@@ -20,8 +21,8 @@ _UNSIGNED: Final = frozenset({"u4", "u8", "u16", "u32", "u64"})
 _INTEGERS: Final = _SIGNED | _UNSIGNED
 _WIDE_INTEGERS: Final = frozenset({"s32", "s64", "u32", "u64"})
 _64_BITS: Final = frozenset({"s64", "u64"})
-#: Targets whose 8-bit float is F8E4M3 rather than F8E4M3FN.
-_OLD_FLOAT8: Final = frozenset({"inf2", "trn1", "trn2"})
+#: What only moves weights, which `flags` has a flag for if they are F8E4M3FN: nothing computes them.
+_MOVING: Final = frozenset({"parameter", "transpose", "reshape"})
 _PASSING: Final = frozenset({"tuple", "get-tuple-element"})
 #: Targets whose compiler has no sort.
 _WITHOUT_SORT: Final = frozenset(kind for kind, target in TARGETS.items() if target.max_candidates is not None)
@@ -89,7 +90,7 @@ RULES: Final = (
     Rule(
         "NCC_EVRF051",
         "F8E4M3 on this target",
-        lambda place: place.target in _OLD_FLOAT8 and place.returns({"f8e4m3fn"}),
+        lambda place: place.target in OLD_FLOAT8 and place.op.opcode not in _MOVING and place.returns({"f8e4m3fn"}),
     ),
     Rule(
         "NCC_EVRF006",

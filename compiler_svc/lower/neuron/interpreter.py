@@ -17,6 +17,7 @@ from typing import BinaryIO, Final, TypeVar
 from compiler_svc.lower.errors import LoweringFailed, NeuronTraceFailed
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.neuron.command import KEEPS_LINES, XLA_ON_CPU, make_command, make_environment
+from compiler_svc.lower.neuron.flags import list_variables
 from compiler_svc.lower.neuron.request import (
     CheckedGraph,
     GraphRequest,
@@ -49,6 +50,7 @@ def lower_submodel(job: LoweringJob) -> LoweredExecutable:
         # Read when Neuron's packages are imported: this host need not have the device.
         "NEURON_PLATFORM_TARGET_OVERRIDE": request.target,
         "NEURON_LOGICAL_NC_CONFIG": str(request.logical_nc_config),
+        **list_variables(request.flags),
     }
     # What the interpreter writes goes into the job's log.
     answer = _ask(request, job.directory, variables, NeuronExecutable)

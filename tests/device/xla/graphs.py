@@ -22,6 +22,9 @@ TYPES: Final = {"f32", "bf16", "s32", "u8", "pred"}
 #: What may have 64 bits: torch-xla compares an index with a number in s64. Such numbers are not added or sorted, and
 #: index nothing.
 WIDE_OPS: Final = {"constant", "parameter", "convert", "broadcast", "reshape", "compare"}
+#: Items of quantized weights, which are moved and converted, and nothing else.
+ITEM_TYPES: Final = {"s8", "f8e4m3fn", "f8e5m2"}
+ITEM_OPS: Final = {"parameter", "transpose", "reshape"}
 #: Operators of Neuron's compiler, and the types of the places that they give, which are converted at once.
 CALLS: Final = {"AwsNeuronArgMax": "s64", "AwsNeuronTopK": "u32"}
 #: Operations that no graph has; Neuron's compiler refuses them, or has none.
@@ -110,7 +113,12 @@ def check_instructions(instructions: Sequence[Instruction], state_sizes: Collect
         instruction.text
         for instruction in instructions
         for dtype in instruction.dtypes
-        if not (dtype in TYPES or (dtype == "s64" and instruction.op in WIDE_OPS) or is_of_call(instruction, dtype))
+        if not (
+            dtype in TYPES
+            or (dtype == "s64" and instruction.op in WIDE_OPS)
+            or (dtype in ITEM_TYPES and instruction.op in ITEM_OPS)
+            or is_of_call(instruction, dtype)
+        )
     ]
     assert broken == []
 

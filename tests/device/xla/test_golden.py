@@ -16,8 +16,9 @@ from compiler_svc.golden.errors import GoldenMismatch
 from compiler_svc.golden.steps import RankSteps
 from compiler_svc.lower.errors import XlaRunFailed
 from compiler_svc.lower.neuron.xla_runner import XlaRunner, xla_runner
+from compiler_svc.models.registry import describe_model
 from compiler_svc.models.token_ids import read_token_ids
-from compiler_svc.models.transforms import UNCHANGED
+from compiler_svc.models.transforms import UNCHANGED, ModelChanges, Quantization
 from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
@@ -35,6 +36,7 @@ SUBMODELS: Final = (
     ("token_generation", 16),
     ("token_generation", 32),
 )
+QUANTIZED: Final = ModelChanges(fuses_qkv=True, quantization=Quantization(format="f8e4m3_per_channel"))
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +53,25 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[XlaRunne
 
 
 def check(
-    tiny: TinyModel, runner: XlaRunner, directory: Path, *, weights: TinyModel | None = None, **changes: Any
+    tiny: TinyModel,
+    runner: XlaRunner,
+    directory: Path,
+    *,
+    weights: TinyModel | None = None,
+    model_changes: ModelChanges = UNCHANGED,
+    **changes: Any,
 ) -> GoldenResult:
     """Compares a bundle with transformers whose executables are described and do not exist."""
-    spec = tiny.spec(**changes)
-    plan = tiny.plan(dtype=spec.dtype, tp_degree=spec.tp_degree)
+    description = model_changes.apply(describe_model(tiny.checkpoint.config))
+    spec = tiny.spec(description=description, **changes)
+    plan = tiny.plan(dtype=spec.dtype, tp_degree=spec.tp_degree, description=description)
     manifest = describe(tiny, spec)
     internal = replace(spec, returns_internal=True)
     tensors = plan.describe_shard(0, None, 0).tensors
     submodels = [describe_submodel(internal, *submodel) for submodel in SUBMODELS]
     documents = {
-        one.tag: write_document(tiny.checkpoint.config, internal, tensors, one, changes=UNCHANGED) for one in submodels
+        one.tag: write_document(tiny.checkpoint.config, internal, tensors, one, changes=model_changes)
+        for one in submodels
     }
     shards = [directory / f"rank{rank}.safetensors" for rank in range(spec.tp_degree)]
     for rank, path in enumerate(shards):
@@ -69,7 +79,8 @@ def check(
             write_shards(plan, (weights or tiny).checkpoint, {rank: file})
     runner.open(MAKE_MODULE, documents, shards)
     steps = RankSteps(runner.run, manifest.tokens.vocab_size)
-    return compare_steps(manifest, steps, tiny.checkpoint, method="xla_cpu")
+    quantization = model_changes.quantization
+    return compare_steps(manifest, steps, tiny.checkpoint, method="xla_cpu", quantization=quantization)
 
 
 def describe(tiny: TinyModel, spec: GraphSpec) -> Manifest:
@@ -90,8 +101,9 @@ def describe(tiny: TinyModel, spec: GraphSpec) -> Manifest:
         ({"sampling": make_sampling(temperature=0.0), "output_logits": False, "tp_degree": 2}, 2e-5),
         ({"sampling": make_sampling(dynamic=True), "output_logits": False, "num_blocks": 12, "block_tokens": 32}, 2e-5),
         ({"sampling": HOST_SAMPLING, "dtype": "bfloat16"}, 5e-2),
+        ({"sampling": HOST_SAMPLING, "tp_degree": 2, "model_changes": QUANTIZED}, 2e-5),
     ],
-    ids=["logits", "two-ranks", "sampled-in-blocks", "bfloat16"],
+    ids=["logits", "two-ranks", "sampled-in-blocks", "bfloat16", "quantized"],
 )
 def test_logits_and_tokens_are_those_of_transformers(
     tiny: TinyModel, runner: XlaRunner, tmp_path: Path, changes: dict[str, Any], limit: float

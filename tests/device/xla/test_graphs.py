@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,8 @@ from torch_xla.core.xla_model import all_reduce
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.lower import xla
 from compiler_svc.lower.neuron.model_builder import OPERATORS
+from compiler_svc.models.registry import describe_model
+from compiler_svc.models.transforms import UNCHANGED, ModelChanges, Quantization
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import write_tiny_model
@@ -38,6 +40,11 @@ OPTIONS: Final[Mapping[str, dict[str, Any]]] = {
     "blocks": {"num_blocks": 12, "block_tokens": 16},
     "bfloat16": {"dtype": "bfloat16"},
 }
+#: The same with quantized weights, by their formats.
+QUANTIZED: Final[Mapping[str, dict[str, Any]]] = {
+    "int8_per_tensor": {},
+    "f8e4m3_per_channel": {"dtype": "bfloat16"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,7 @@ class GraphCase:
     options: dict[str, Any]
     submodel: SubmodelName
     bucket: int = 32
+    model_changes: ModelChanges = UNCHANGED
 
     @classmethod
     def list_all(cls) -> list[Any]:
@@ -69,7 +77,11 @@ class GraphCase:
         ]
         families = cls._list((str(one.id), *one.values, {}) for one in FAMILIES)
         options = cls._list((name, *MODEL, changes) for name, changes in OPTIONS.items())
-        return _name([*cases, *families, *options])
+        quantized = [
+            replace(one, model_changes=ModelChanges(quantization=Quantization(format=one.name.rpartition("-")[0])))
+            for one in cls._list((name, *MODEL, changes) for name, changes in QUANTIZED.items())
+        ]
+        return _name([*cases, *families, *options, *quantized])
 
     @classmethod
     def list_ranks(cls) -> list[Any]:
@@ -101,9 +113,12 @@ class GraphCase:
             operators: In place of those that graphs for XLA have.
         """
         tiny = write_tiny_model(path, self.attributes, architecture=self.architecture)
-        spec = tiny.spec(**(PICKS["greedy"] | {"output_logits": False, "ctx_batch_size": 2} | self.options))
-        plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
-        made = make_submodel(tiny.checkpoint.config, spec, plan, describe_submodel(spec, self.submodel, self.bucket))
+        description = self.model_changes.apply(describe_model(tiny.checkpoint.config))
+        own = {"output_logits": False, "ctx_batch_size": 2, "description": description}
+        spec = tiny.spec(**(PICKS["greedy"] | own | self.options))
+        plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype, description=description)
+        described = describe_submodel(spec, self.submodel, self.bucket)
+        made = make_submodel(tiny.checkpoint.config, spec, plan, described, changes=self.model_changes)
         with xla.register_operators(**OPERATORS, **operators):
             graph = trace_graph(made, load_shard(plan, tiny.checkpoint, rank))
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
@@ -179,6 +194,8 @@ def test_rules_can_be_broken() -> None:
         "%a = s32[3]{0} all-reduce(s32[3]{0} %b), replica_groups={{0,1}}, to_apply=%c",
         "%a = f32[<=3]{0} add(f32[<=3]{0} %b, f32[<=3]{0} %c)",
         "%a = f32[2,4,3]{2,1,0} transpose(f32[4,2,3]{2,1,0} %b), dimensions={1,0,2}",
+        "%a = s8[3]{0} add(s8[3]{0} %b, s8[3]{0} %c)",
+        "%a = f32[3,3]{1,0} dot(f32[3,3]{1,0} %b, f8e5m2[3,3]{1,0} %c), lhs_contracting_dims={1}",
         '%a = f32[3]{0} custom-call(f32[3]{0} %b), custom_call_target="Other"',
         "%a = s32[5]{0} scatter(s32[5]{0} %b, s32[1]{0} %c, s32[1]{0} %d), to_apply=%e",
     ):

@@ -53,8 +53,12 @@ def plan(checkpoint: Checkpoint, **changes: Any) -> BuildPlan:
 
 @pytest.mark.parametrize(
     ("architecture", "changes"),
-    [("LlamaForCausalLM", {"tp_degree": 2} | SAMPLED), ("GPT2LMHeadModel", {"torch_dtype": "bfloat16"})],
-    ids=["two-ranks-sampled", "learned-positions"],
+    [
+        ("LlamaForCausalLM", {"tp_degree": 2} | SAMPLED),
+        ("GPT2LMHeadModel", {"torch_dtype": "bfloat16"}),
+        ("LlamaForCausalLM", {"quantized": True, "quantization_dtype": "f8e4m3"}),
+    ],
+    ids=["two-ranks-sampled", "learned-positions", "quantized"],
 )
 def test_nothing_is_found(tmp_path: Path, architecture: str, changes: dict[str, Any]) -> None:
     require_checks(TARGET)

@@ -57,7 +57,7 @@ def generate(tiny: TinyModel, spec: GraphSpec, rank: int, make_run: Callable[...
     """Outputs of the live rows after the prompts and after each later token, and the slots' state at the end."""
     stepper = Stepper(
         spec,
-        tiny.plan(tp_degree=spec.tp_degree, description=spec.description),
+        tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype, description=spec.description),
         tiny.checkpoint,
         context_buckets=(CONTEXT_BUCKET,),
         token_buckets=(TOKEN_BUCKET,),
@@ -80,9 +80,10 @@ def check(
     *,
     rank: int = 0,
     model_changes: ModelChanges = UNCHANGED,
+    limit: float = TOLERANCE,
     **changes: Any,
 ) -> dict[str, torch.Tensor]:
-    """Compares what a rank generates with the modules on the CPU, and gives it."""
+    """Compares what a rank generates with the modules on the CPU, and gives it; tokens are the same in float32."""
     config = tiny.checkpoint.config
     own: dict[str, Any] = {
         "description": model_changes.apply(describe_model(config)),
@@ -95,9 +96,9 @@ def check(
     for graph in traces.graphs.values():
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
     assert results.keys() == expected.keys()
-    assert torch.equal(results["tokens"], expected["tokens"])
+    assert spec.dtype != "float32" or torch.equal(results["tokens"], expected["tokens"])
     for name in results.keys() - {"tokens"}:
-        assert deviation(results[name], expected[name]) < TOLERANCE, name
+        assert deviation(results[name].float(), expected[name].float()) < limit, name
     return results
 
 

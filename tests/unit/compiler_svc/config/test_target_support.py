@@ -134,6 +134,17 @@ class TestRefused:
                 resolve_config(TWO_CORES, checkpoint_dtype=None, target=target, compiles=compiles)
         assert resolve(target=target, logical_nc_config=1).warnings == ()
 
+    @pytest.mark.parametrize("target", ["inf2", "trn1", "trn2", "trn3"])
+    def test_weights_in_groups_where_nxd_has_none(self, target: TargetKind) -> None:
+        document = {"neuron_config": {"quantized": True, "quantization_dtype": "int4"}}
+        for compiles in (False, True):
+            with pytest.raises(ConfigInvalid) as refused:
+                resolve_config(document, checkpoint_dtype=None, target=target, compiles=compiles)
+            (violation,) = refused.value.violations
+            assert (violation.field, violation.value) == ("neuron_config.quantization_dtype", "'int4'")
+            assert violation.accepted.startswith("'int8', 'f8e4m3' or 'f8e5m2' on NeuronCores: NxD has no groups")
+        assert resolve(**document["neuron_config"]).config.neuron_config.quantization_dtype == "int4"
+
     @pytest.mark.parametrize("target", TARGET_KINDS)
     def test_initializing_weights(self, target: TargetKind) -> None:
         found = mistakes_in(target, routed_experts_mlp_ops_config={"input_layer_init_method": "xavier"})
@@ -168,6 +179,9 @@ class TestCompilesForNeuron:
             ("attn_kernel_enabled", False),
             ("tp_degree", 8),
             ("fused_qkv", True),
+            ("quantized", True),
+            ("quantization_dtype", "f8e4m3"),
+            ("quantization_type", "per_channel_symmetric"),
         ],
     )
     def test_honoured(self, name: str, value: Any) -> None:

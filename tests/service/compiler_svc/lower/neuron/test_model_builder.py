@@ -47,7 +47,11 @@ from tests.ranks.stepping import load_shard, run_eagerly
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 OPTIONS: Final = CompilerOptions(
-    logical_nc_config=2, cc_pipeline_tiling_factor=2, scratchpad_page_size=None, max_context_length=32
+    logical_nc_config=2,
+    cc_pipeline_tiling_factor=2,
+    scratchpad_page_size=None,
+    max_context_length=32,
+    weight_dtypes=frozenset(),
 )
 #: Submodel, bucket.
 SUBMODELS: Final = [("context_encoding", 16), ("token_generation", 32)]

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pytest
 
 from bundle.abi.submodels import SubmodelName
+from bundle.abi.tensor import DType
 from bundle.manifest import TargetKind
-from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags, render_flags
+from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags, list_variables, render_flags
 
 TILED = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor={} --vectorize-strided-dma"
 
@@ -27,6 +28,7 @@ def flags_of(
         "cc_pipeline_tiling_factor": 2,
         "scratchpad_page_size": None,
         "max_context_length": 128,
+        "weight_dtypes": frozenset({"bfloat16"}),
     }
     return list_flags(
         submodel,
@@ -86,6 +88,25 @@ def test_submodels_that_read_the_cache(submodel: SubmodelName) -> None:
 def test_each_option(options: dict[str, Any], added: list[str], removed: list[str]) -> None:
     before, after = {*flags_of("context_encoding")}, {*flags_of("context_encoding", **options)}
     assert (after - before, before - after) == ({*added}, {*removed})
+
+
+@pytest.mark.parametrize(
+    ("target", "dtypes", "casts"),
+    [
+        ("trn2", {"float32", "float8_e4m3fn"}, True),
+        ("inf2", {"float8_e4m3fn"}, True),
+        ("trn3", {"float8_e4m3fn"}, False),
+        ("trn2", {"int8", "float8_e5m2"}, False),
+    ],
+)
+def test_float8_that_a_target_has_under_another_name(target: TargetKind, dtypes: set[DType], casts: bool) -> None:
+    """neuronx-cc takes the flag among those of its first pass alone."""
+    flags = flags_of("token_generation", target=target, weight_dtypes=frozenset(dtypes))
+    (options,) = [flag for flag in flags if flag.startswith("--internal-hlo2tensorizer-options=")]
+    wanted = "--verify-hlo=true --experimental-unsafe-fp8e4m3fn-as-fp8e4m3" if casts else "--verify-hlo=true"
+    assert options == f"--internal-hlo2tensorizer-options={wanted}"
+    variables = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+    assert list_variables(flags) == (variables if casts else {})
 
 
 def test_the_lowest_level_is_the_compilers_lowest() -> None:

@@ -53,6 +53,9 @@ BROKEN = [
 ACCEPTED = [
     (Op("convert", Array("f32", (2,))), (Array("bf16", (2,)),), None),
     (Op("convert", Array("f8e5m2", (2,))), (F32,), None),
+    # Items of weights are no larger than what the target has.
+    (Op("transpose", Array("f8e4m3fn", (8, 2))), (Array("f8e4m3fn", (2, 8)),), None),
+    (Op("convert", F32), (Array("f8e4m3fn", (2, 8)),), None),
     (Op("rng-bit-generator", Array("u32", (2,))), (F32,), None),
     (Op("custom-call", Array("s32", (3,)), target="AwsNeuronArgMax"), (F32,), None),
     (Op("custom-call", (F32, F32), target="AwsNeuronTopK"), (F32,), None),
