@@ -12,7 +12,8 @@ from tests.neuron.hlo_modules import Array, Module, Op
 
 _ELEMENT_TYPES = {
     torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16", torch.int32: "s32",
-    torch.int64: "s64", torch.bool: "pred", torch.complex64: "c64",
+    torch.int64: "s64", torch.bool: "pred", torch.complex64: "c64", torch.int8: "s8",
+    torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
 #: Opcodes of the operators that the check of graphs looks at.
 _OPCODES = {

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: `vnc_count` of a NEFF that runs on one logical core.
 _ONE_CORE: Final = 1
+#: libnrt calls items of float8 int8, as AWS's nkipy notes.
+_TOLD_AS_INT8: Final = frozenset(DTYPES[name].nrt for name in ("float8_e4m3fn", "float8_e5m2"))
 
 
 class _Form(NamedTuple):
@@ -150,10 +152,12 @@ class NeffOnCore:
 
     def _check_tensors(self, program: NeffProgram) -> None:
         described = {
-            one.name: _Form(is_input=True, dtype=DTYPES[one.dtype].nrt, shape=one.shape) for one in program.inputs
+            one.name: _Form(is_input=True, dtype=_tell(DTYPES[one.dtype].nrt), shape=one.shape)
+            for one in program.inputs
         }
         described |= {
-            one.name: _Form(is_input=False, dtype=DTYPES[one.dtype].nrt, shape=one.shape) for one in program.outputs
+            one.name: _Form(is_input=False, dtype=_tell(DTYPES[one.dtype].nrt), shape=one.shape)
+            for one in program.outputs
         }
         held = self._read_tensors()
         for name in sorted(held.keys() | described.keys()):
@@ -168,7 +172,9 @@ class NeffOnCore:
             begin = ctypes.addressof(infos.contents) + ctypes.sizeof(TensorInfos)
             array = (TensorInfo * infos.contents.tensor_count).from_address(begin)
             return {
-                one.name.decode(errors="replace"): _Form(one.usage == INPUT, one.dtype, tuple(one.shape[: one.ndim]))
+                one.name.decode(errors="replace"): _Form(
+                    one.usage == INPUT, _tell(one.dtype), tuple(one.shape[: one.ndim])
+                )
                 for one in array
             }
         finally:
@@ -191,6 +197,11 @@ def _require_map(executable: Executable, manifest: Manifest) -> NeffProgram:
     for problem in find_neff_problems("neff", program, executable, manifest):
         raise ExecutableInvalid(executable.tag, f"its tensor map does not fit what the manifest has: {problem}")
     return program
+
+
+def _tell(dtype: int) -> int:
+    """What libnrt says of a tensor that has this `nrt_dtype_t`."""
+    return DTYPES["int8"].nrt if dtype in _TOLD_AS_INT8 else dtype
 
 
 def _describe(form: _Form | None) -> str:

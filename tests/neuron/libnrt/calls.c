@@ -165,6 +165,14 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t *stats,
     return NRT_SUCCESS;
 }
 
+static bool is_float8(nrt_dtype_t dtype) { return dtype == NRT_DTYPE_FP8_E4 || dtype == NRT_DTYPE_FP8_E5; }
+
+static size_t item_size(nrt_dtype_t dtype) {
+    if (dtype == NRT_DTYPE_INT8 || is_float8(dtype))
+        return 1;
+    return dtype == NRT_DTYPE_BFLOAT16 ? 2 : 4;
+}
+
 static NRT_STATUS parse_toy(char *text, nrt_model_t *model) {
     char *rest = NULL;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
@@ -179,7 +187,7 @@ static NRT_STATUS parse_toy(char *text, nrt_model_t *model) {
             return NRT_INVALID;
         one->usage = strcmp(usage, "output") == 0 ? NRT_TENSOR_USAGE_OUTPUT : NRT_TENSOR_USAGE_INPUT;
         one->dtype = (nrt_dtype_t)dtype;
-        one->size = 4;
+        one->size = item_size(one->dtype);
         for (uint32_t i = 0; i < one->ndim; i++, at += more) {
             if (sscanf(line + at, " %u%n", &one->shape[i], &more) != 1)
                 return NRT_INVALID;
@@ -257,7 +265,8 @@ NRT_STATUS nrt_get_model_tensor_info(nrt_model_t *model, nrt_tensor_info_array_t
         memcpy(info->name, one->name, sizeof info->name);
         info->usage = one->usage;
         info->size = one->size;
-        info->dtype = one->dtype;
+        /* So says the real one. */
+        info->dtype = is_float8(one->dtype) ? NRT_DTYPE_INT8 : one->dtype;
         info->ndim = one->ndim;
         info->shape = one->shape;
     }

@@ -35,7 +35,14 @@ typedef enum {
 typedef enum { NRT_TENSOR_PLACEMENT_DEVICE = 0, NRT_TENSOR_PLACEMENT_HOST = 1 } nrt_tensor_placement_t;
 typedef enum { NRT_FRAMEWORK_TYPE_NO_FW = 1 } nrt_framework_type_t;
 typedef enum { NRT_TENSOR_USAGE_INPUT = 0, NRT_TENSOR_USAGE_OUTPUT = 1 } nrt_tensor_usage_t;
-typedef enum { NRT_DTYPE_INT32 = 0x8, NRT_DTYPE_FLOAT32 = 0xA } nrt_dtype_t;
+typedef enum {
+    NRT_DTYPE_INT8 = 0x2,
+    NRT_DTYPE_BFLOAT16 = 0x6,
+    NRT_DTYPE_INT32 = 0x8,
+    NRT_DTYPE_FLOAT32 = 0xA,
+    NRT_DTYPE_FP8_E4 = 0xE,
+    NRT_DTYPE_FP8_E5 = 0xF,
+} nrt_dtype_t;
 
 typedef struct nrt_model nrt_model_t;
 typedef struct nrt_tensor nrt_tensor_t;

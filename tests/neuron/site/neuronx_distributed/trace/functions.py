@@ -31,7 +31,7 @@ from tests.neuron.neff_files import make_neff
 
 _MODULE = "neuronx_distributed.trace.functions"
 #: libnrt's types by metaneff's.
-NRT_DTYPES = {1: 0xA, 2: 0x8}
+NRT_DTYPES = {1: 0xA, 2: 0x8, 7: 0x2, 14: 0x6, 15: 0xE, 16: 0xF}
 #: What NEFFs call the generations of cores; only trn2's has been seen.
 ARCHITECTURES = {"trn2": "cayman", "trn1": "trn1", "inf2": "inf2", "trn3": "trn3"}
 

@@ -6,7 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-DATA_TYPES = {"torch.float32": 1, "torch.int32": 2, "torch.int64": 10, "torch.float16": 12, "torch.bfloat16": 14}
+DATA_TYPES = {
+    "torch.float32": 1, "torch.int32": 2, "torch.int8": 7, "torch.int64": 10, "torch.float16": 12, "torch.bfloat16": 14,
+    "torch.float8_e4m3fn": 15, "torch.float8_e5m2": 16,
+}  # fmt: skip
 USER_INPUT, INPUT_STATE, INPUT_WEIGHT = 1, 2, 3
 
 
