@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from bundle.abi.tensor import DType
 from compiler_svc.models.attributes import AttributeReader
 
 _NAME: Final = "quantization_config"
@@ -15,19 +16,26 @@ _NAME: Final = "quantization_config"
 class Packing:
     """How a checkpoint keeps each quantized matrix [outputs, inputs]: in several tensors, named after its module.
 
-    A weight is its item less its zero point, times its scale. Items lie as they are, or several in each int32.
+    A weight is its item less its zero point, times its scale. Items lie as they are, or as some bits of a word.
 
     Attributes:
         items: What the tensor of items is called behind the module's name.
         scales: What that of the scales may be called: [outputs, groups of inputs], or fewer where they are equal.
         zeros: What that of zero points is called, if there is one; they lie as scales do.
         groups: What that of the group of each input is called, if there is one.
-        bits: Bits of an item that shares an int32; 0 if none does.
-        packed: The axis along which items share an int32. Zero points do so along outputs.
-        order: Where in an int32 each item is, in items from the low bits; none: the first one has the low bits.
-        is_transposed: Whether tensors have the axes the other way round.
+        required: Those of zero points and groups that every matrix has, or it would be read as another one.
+        bits: Bits of an item that is part of a word; 0 if items are whole.
+        word: Dtype of the words.
+        items_per_word: Items of a word; of one alone, the high bits repeat its sign.
+        is_signed: Whether items of words are in two's complement; they are read as if half their range were added.
+        packed: The axis along which items share a word. Zero points do so along outputs.
+        order: Where in a word each item is, in items from the low bits; none: the first one has the low bits.
+        transposed: Tensors that have the axes the other way round; zero points lie as scales do.
         zero: The zero point of all items, where no tensor has any.
         zero_offset: What to add to those of a tensor.
+        zero_means: What a tensor of zero points has: items; weights, which are added to the products with scales; or
+            nothing but zeros.
+        is_flattened: Whether a library's own tensors are taken apart for safetensors; pickles have them whole.
         block: Outputs and inputs that share a scale, if the tensor's shape does not say so.
     """
 
@@ -35,29 +43,47 @@ class Packing:
     scales: tuple[str, ...] = ("weight_scale",)
     zeros: str = "weight_zero_point"
     groups: str = "weight_g_idx"
+    required: tuple[str, ...] = ()
     bits: int = 0
+    word: DType = "int32"
+    items_per_word: int = 1
+    is_signed: bool = False
     packed: Literal["inputs", "outputs"] = "inputs"
     order: tuple[int, ...] = ()
-    is_transposed: bool = False
+    transposed: tuple[Literal["items", "scales"], ...] = ()
     zero: int = 0
     zero_offset: int = 0
+    zero_means: Literal["item", "weight", "none"] = "item"
+    is_flattened: bool = False
     block: tuple[int, int] | None = None
-
-    @property
-    def items_per_word(self) -> int:
-        """Items of an int32."""
-        return 32 // self.bits
 
 
 _COMPRESSED: Final = Packing()
 _COMPRESSED_WORDS: Final = Packing(items="weight_packed")
 _FP8: Final = Packing(scales=("weight_scale_inv", "weight_scale"))
 _GPTQ: Final = Packing(
-    items="qweight", scales=("scales",), zeros="qzeros", groups="g_idx", is_transposed=True, zero_offset=1
+    items="qweight",
+    scales=("scales",),
+    zeros="qzeros",
+    groups="g_idx",
+    required=("qzeros",),
+    transposed=("items", "scales"),
+    zero_offset=1,
 )
 #: Of eight items, those with even numbers are in the lower half.
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ: Final = replace(_GPTQ, packed="outputs", order=_AWQ_ORDER, zero_offset=0)
+
+#: A tensor `weight` of torchao's becomes several; zero points are there even if all of them are 0.
+_TORCHAO: Final = Packing(
+    items="_weight_qdata",
+    scales=("_weight_scale",),
+    zeros="_weight_zero_point",
+    groups="",
+    zero_means="none",
+    is_flattened=True,
+)
+_TORCHAO_WORDS: Final = replace(_TORCHAO, word="int8", is_signed=True)
 
 #: Of a checkpoint that says nothing: NxD's quantized state dictionaries have no configuration.
 UNSAID: Final = Packing(scales=("scale", "weight_scale"))
@@ -68,6 +94,8 @@ _FORMATS: Final = {
     "float-quantized": False,
     "pack-quantized": True,
 }
+#: Values of its `actorder` with which inputs are in groups of any order.
+_ACTIVATION_ORDERS: Final = ("group", "dynamic", True)
 
 
 def read_packing(model: AttributeReader) -> Packing | None:
@@ -99,19 +127,22 @@ def _read_compressed(reader: AttributeReader) -> Packing:
         _read_group(reader.nested(f"config_groups.{name}", _as_object(one)), is_packed=is_packed)
         for name, one in groups.items()
     ]
-    if len(set(packings)) > 1:
+    required = set.intersection(*(set(one.required) for one in packings))
+    first, *others = {replace(one, required=tuple(required)) for one in packings}
+    if others:
         reader.note_not_served("config_groups", list(groups), "groups whose weights have the same bits")
-    return packings[0]
+    return first
 
 
 def _read_group(group: AttributeReader, *, is_packed: bool) -> Packing:
     weights = group.nested("weights", _as_object(group.values.get("weights")))
     weights.choice("type", "int", ("int",) if is_packed else ("int", "float"))
     bits = _read_bits(weights, "num_bits", *((8, 4) if is_packed else (8,)))
-    block = _read_block(weights, "block_structure")
-    if is_packed:
-        return replace(_COMPRESSED_WORDS, bits=bits, zero=1 << (bits - 1), block=block)
-    return replace(_COMPRESSED, block=block)
+    packing = replace(_share_words(_COMPRESSED_WORDS, bits), zero=1 << (bits - 1)) if is_packed else _COMPRESSED
+    has_zeros = not weights.boolean("symmetric", True)
+    has_groups = weights.values.get("actorder") in _ACTIVATION_ORDERS
+    required = [name for name, is_there in ((packing.zeros, has_zeros), (packing.groups, has_groups)) if is_there]
+    return replace(packing, block=_read_block(weights, "block_structure"), required=tuple(required))
 
 
 def _read_fp8(reader: AttributeReader) -> Packing:
@@ -121,9 +152,12 @@ def _read_fp8(reader: AttributeReader) -> Packing:
 def _read_gptq(reader: AttributeReader) -> Packing:
     version = reader.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
     # Without activation order, inputs are in groups as they come, and the tensor that says so need not be read.
-    groups = _GPTQ.groups if reader.boolean("desc_act", False) else ""
+    groups = (_GPTQ.groups,) if reader.boolean("desc_act", False) else ()
     return replace(
-        _GPTQ, bits=_read_bits(reader, "bits", 4, 2, 8), groups=groups, zero_offset=1 if version == "gptq" else 0
+        _share_words(_GPTQ, _read_bits(reader, "bits", 4, 2, 8)),
+        groups="".join(groups),
+        required=(*_GPTQ.required, *groups),
+        zero_offset=1 if version == "gptq" else 0,
     )
 
 
@@ -131,7 +165,47 @@ def _read_awq(reader: AttributeReader) -> Packing:
     version = reader.values.get("version", "gemm")
     if not isinstance(version, str) or version.lower() != "gemm":
         reader.note_not_served("version", version, "gemm")
-    return replace(_AWQ, bits=_read_bits(reader, "bits", 4))
+    return _share_words(_AWQ, _read_bits(reader, "bits", 4))
+
+
+def _share_words(packing: Packing, bits: int) -> Packing:
+    return replace(packing, bits=bits, items_per_word=32 // bits)
+
+
+def _read_torchao(reader: AttributeReader) -> Packing:
+    given = reader.values.get("quant_type")
+    if not isinstance(given, Mapping):
+        reader.note_not_served("quant_type", given, "the object that torchao writes with its safetensors files")
+        return _TORCHAO
+    config = _as_object(given.get("default"))
+    kind = reader.nested("quant_type.default", config).choice("_type", "", _TORCHAO_KINDS)
+    options = {name: _name_option(one) for name, one in _as_object(config.get("_data")).items()}
+    return _TORCHAO_KINDS.get(kind, _read_whole)(reader.nested("quant_type.default._data", options))
+
+
+def _name_option(value: object) -> object:
+    """The name of an enumeration's value or of a dtype, which torchao keeps in an object."""
+    return value["_data"] if isinstance(value, Mapping) and isinstance(value.get("_data"), str) else value
+
+
+def _read_whole(_: AttributeReader) -> Packing:
+    return _TORCHAO
+
+
+def _read_intx(options: AttributeReader) -> Packing:
+    """Items of any bits, each in an int8."""
+    options.choice("intx_packing_format", "UNPACKED_TO_INT8", ("UNPACKED_TO_INT8",))
+    bits = int(options.choice("weight_dtype", "int8", [f"int{bits}" for bits in range(2, 9)]).removeprefix("int"))
+    packing = _TORCHAO if bits == 8 else replace(_TORCHAO_WORDS, bits=bits, zero=1 << (bits - 1))
+    mappings = {options.values.get(name) for name in ("mapping_type", "weight_mapping_type")}
+    return replace(packing, zero_means="item", required=(packing.zeros,)) if "ASYMMETRIC" in mappings else packing
+
+
+def _read_int4(options: AttributeReader) -> Packing:
+    """Two items in each int8, with scales and what to add [groups, outputs]."""
+    options.choice("int4_packing_format", "PLAIN", ("PLAIN",))
+    packing = replace(_TORCHAO_WORDS, bits=4, items_per_word=2, transposed=("scales",), zero=8)
+    return replace(packing, zero_means="weight", required=(packing.zeros,))
 
 
 def _read_bits(reader: AttributeReader, name: str, *served: int) -> int:
@@ -163,4 +237,15 @@ _METHODS: Final[Mapping[str, Callable[[AttributeReader], Packing]]] = {
     "fp8": _read_fp8,
     "gptq": _read_gptq,
     "awq": _read_awq,
+    "torchao": _read_torchao,
+}
+#: By the class of torchao's configuration. Those that quantize activations, too, are read for their weights.
+_TORCHAO_KINDS: Final[Mapping[str, Callable[[AttributeReader], Packing]]] = {
+    "Int8WeightOnlyConfig": _read_whole,
+    "Int8DynamicActivationInt8WeightConfig": _read_whole,
+    "Float8WeightOnlyConfig": _read_whole,
+    "Float8DynamicActivationFloat8WeightConfig": _read_whole,
+    "IntxWeightOnlyConfig": _read_intx,
+    "Int8DynamicActivationIntxWeightConfig": _read_intx,
+    "Int4WeightOnlyConfig": _read_int4,
 }

@@ -39,7 +39,7 @@ CHANGES: Final = (
     BIAS,
     Change(
         re.compile(
-            r"\.(qweight|qzeros|g_idx|weight_(packed|shape|zero_point|g_idx|format)|(input|output)_zero_point"
+            r"\.(qweight|qzeros|g_idx|weight_(packed|shape|zero_point|g_idx|format)|_weight_\w+|(input|output)_zero_point"
             r"|scales?|(weight|input|output|activation|q|k|v|kv|prob)_scale(_inv)?"
             r"|SCB|weight\.((nested_)?(absmax|quant_map)|quant_state\..+))"
         ),

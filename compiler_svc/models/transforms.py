@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bundle.abi.formats import GROUPS
+from bundle.abi.formats import FORMATS, GROUPS
 from bundle.abi.tensor import DType
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly, join_axes
@@ -21,7 +21,8 @@ INT4: Final = "int4"
 class Quantization:
     """Linear layers of `groups` keep their matrices in a format, unless `skipped` has a part of their names.
 
-    `format` is a row of `bundle.abi.formats`, or `INT4`. Layers that are not quantizable stay as they are.
+    `format` is a row of `bundle.abi.formats`, or `INT4`. Groups of a row are the largest that a layer may have; `INT4`
+    allows all. Layers that are not quantizable stay as they are.
     """
 
     format: str
@@ -99,12 +100,13 @@ def quantize(description: ModelDescription, quantization: Quantization) -> Model
 
 
 def _choose_format(name: str, linear: LinearSpec) -> str:
-    """The row of a layer: of `INT4` the one whose groups do not reach over heads, and int8 where all of them would."""
-    if name != INT4:
+    """The row of a layer: of groups, the largest that do not reach over heads, and int8 where all of them would."""
+    largest = GROUPS[0] if name == INT4 else FORMATS[name].group
+    if not largest:
         return name
     inputs = linear.inputs
     unit = inputs.division.head_dim if isinstance(inputs.division, ByHeads) else inputs.length
-    group = next((one for one in GROUPS if unit % one == 0), None)
+    group = next((one for one in GROUPS if one <= largest and unit % one == 0), None)
     return "int8_per_channel" if group is None else f"int4_by_{group}"
 
 

@@ -152,9 +152,9 @@ def choose_quantization(config: NeuronConfig, skipped: Sequence[str]) -> Quantiz
     """
     if not (config.quantized or config.quantized_mlp_kernel_enabled):
         return None
-    kind = config.quantization_type.removesuffix("_symmetric")
+    dtype, kind = config.quantization_dtype, config.quantization_type.removesuffix("_symmetric")
     return Quantization(
-        format=INT4 if config.quantization_dtype == INT4 else f"{config.quantization_dtype}_{kind}",
+        format=dtype if dtype.startswith(INT4) else f"{dtype}_{kind}",
         groups=tuple(MemoryGroup) if config.quantized else (MemoryGroup.MLP,),
         skipped=tuple(skipped),
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bundle.abi.formats import FORMATS
+from bundle.abi.formats import FORMATS, GROUPS
 from bundle.manifest import TargetKind
 from compiler_svc.config import NeuronConfig
 from compiler_svc.models.transforms import INT4
@@ -32,10 +32,14 @@ def read_quantization(checkpoint: Checkpoint, target: TargetKind) -> dict[str, A
     """
     if not checkpoint.packed:
         return {}
-    kept = {None if _is_foreign(matrix, target) else matrix.kept_item for matrix in checkpoint.packed.values()}
+    matrices = checkpoint.packed.values()
+    kept = {None if _is_foreign(matrix, target) else matrix.kept_item for matrix in matrices}
+    word = _WORDS.get(kept.pop(), "int8") if len(kept) == 1 else "int8"
+    if word == INT4 and (group := min(matrix.kept_group for matrix in matrices)) != GROUPS[0]:
+        word = f"{INT4}_by_{group}"
     return {
         "quantized": True,
-        "quantization_dtype": _WORDS.get(kept.pop(), "int8") if len(kept) == 1 else "int8",
+        "quantization_dtype": word,
         "quantization_type": f"{_PER_CHANNEL[1:]}_symmetric",
         "modules_to_not_convert": tuple(list_plain(checkpoint)),
     }

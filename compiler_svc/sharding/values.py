@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -24,6 +24,7 @@ from compiler_svc.models.sources import (
     Source,
     Stored,
     Transposed,
+    list_tensors,
 )
 from compiler_svc.sharding.parts import Block, Values, list_blocks
 from compiler_svc.weights.unpacking import UnpackedMatrix
@@ -46,6 +47,10 @@ class Reader(Protocol):
 
     def trim(self) -> None:
         """Releases memory."""
+        ...
+
+    def check_finite(self, names: Iterable[str]) -> None:
+        """Names the first number of some tensors that is not finite."""
         ...
 
 
@@ -99,7 +104,8 @@ class SourceReader:
     ) -> Values:
         row, has_scales = FORMATS[source.format], isinstance(source, Scales)
         if kept is None:
-            return partial(_copy_groups, self.open(source.matrix, rank), row, has_scales)
+            check = partial(self._reader.check_finite, list_tensors(source.matrix))
+            return partial(_copy_groups, partial(_copy_finite, self.open(source.matrix, rank), check), row, has_scales)
         copy = _copy_kept_scales if has_scales else _copy_kept_items
         parts = [(part.length, partial(_copy_slice, partial(copy, matrix, row), part.start)) for part, matrix in kept]
         return partial(_copy_joined, parts)
@@ -126,6 +132,8 @@ class SourceReader:
             own = largest[slice(*block[0])]
             torch.maximum(own, values.abs().amax(1), out=own)
             self._reader.trim()
+        if not largest.isfinite().all():
+            self._reader.check_finite(list_tensors(source.matrix))
         if not row.is_per_channel:
             largest = largest.amax(0, keepdim=True)
         return (largest / row.divisor).clamp(min=row.least_scale)
@@ -195,6 +203,12 @@ def _copy_kept_items(matrix: UnpackedMatrix, row: WeightFormat, block: Block, ta
 def _copy_kept_scales(matrix: UnpackedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
     first, last = _find_inputs(row, 2, block)
     target.copy_(matrix.read_groups(*block[0], torch.arange(first, last, row.group)).flatten(1))
+
+
+def _copy_finite(matrix: Values, check: Callable[[], None], block: Block, target: Tensor) -> None:
+    matrix(block, target)
+    if not target.isfinite().all():
+        check()
 
 
 def _copy_groups(matrix: Values, row: WeightFormat, has_scales: bool, block: Block, target: Tensor) -> None:

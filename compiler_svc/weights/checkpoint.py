@@ -13,7 +13,7 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.host.reading import reading
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.packings import UNSAID, read_packing
+from compiler_svc.models.packings import UNSAID, Packing, read_packing
 from compiler_svc.models.registry import describe_model, read_text_config
 from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
 from compiler_svc.weights.directory import CheckpointDirectory
@@ -48,6 +48,7 @@ DESCRIBING_FILES: Final = (
 )
 
 
+_FLATTENED: Final = "safetensors: load the model with transformers 5 and torchao, and save it"
 _LASTING: Final = "files that can be read, and stay as they are"
 
 
@@ -135,6 +136,11 @@ class Checkpoint:
         weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
         if weights is None:
             raise CheckpointNotFound(named, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
+        text_config = read_text_config(config)
+        # The description of the model complains about what is not served.
+        packing = read_packing(AttributeReader(text_config)) or UNSAID
+        if packing.is_flattened and weights.startswith(PICKLE_FILE):
+            raise CheckpointInvalid(path, weights, "pickles of a library's own tensors", _FLATTENED)
         is_open = read_pickles or not weights.startswith(PICKLE_FILE)
         tensors: dict[str, TensorHeader] = {}
         if weights.endswith(".index.json"):
@@ -146,8 +152,7 @@ class Checkpoint:
             index, files = None, {directory.file(weights)}
             if is_open:
                 tensors = read_headers(path / weights, path)
-        text_config = read_text_config(config)
-        tensors, packed = _unpack(path, tensors, text_config)
+        tensors, packed = _unpack(path, tensors, packing)
         return cls(
             path=path,
             files=tuple(sorted(files)),
@@ -165,12 +170,10 @@ class Checkpoint:
 
 
 def _unpack(
-    path: Path, tensors: dict[str, TensorHeader], config: Mapping[str, Any]
+    path: Path, tensors: dict[str, TensorHeader], packing: Packing
 ) -> tuple[dict[str, TensorHeader], dict[str, PackedMatrix]]:
-    # The description of the model complains about what is not served.
-    packing = read_packing(AttributeReader(config)) or UNSAID
-    tensors, packed = find_packed(tensors, packing)
-    if mistakes := [mistake for matrix in packed.values() for mistake in matrix.list_mistakes()]:
+    tensors, packed, mistakes = find_packed(tensors, packing)
+    if mistakes:
         raise CheckpointInvalid.listing(path, mistakes)
     return tensors, packed
 

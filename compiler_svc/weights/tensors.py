@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -78,6 +78,20 @@ class TensorReader:
         if _count_mapped_bytes() - self._mapped_before_bytes > MAX_MAPPED_BYTES:
             self._close()
 
+    def check_finite(self, names: Iterable[str]) -> None:
+        """Looks for NaN and values that are infinite as float32, which takes as long as reading the tensors."""
+        for name in names:
+            tensor = self.read(name)
+            items = tensor.reshape(-1)
+            for start in range(0, len(items) if tensor.is_floating_point() else 0, _CHUNK_ITEMS):
+                chunk = items[start : start + _CHUNK_ITEMS].to(torch.float32)
+                invalid = chunk.isfinite().logical_not().nonzero()
+                if len(invalid):
+                    index = start + int(invalid[0])
+                    place = [int(number) for number in torch.unravel_index(torch.tensor(index), tensor.shape)]
+                    value = f"{float(items[index])} at {place}"
+                    raise CheckpointInvalid(self._checkpoint.path, name, value, "finite numbers")
+
     def _changed(self, header: TensorHeader, detail: str) -> CheckpointInvalid:
         value = f"changed since it was opened ({detail})"
         return CheckpointInvalid(self._checkpoint.path, header.file.name, value, "files that stay as they are")
@@ -113,17 +127,7 @@ def _count_mapped_bytes() -> int:
 def check_finite(checkpoint: Checkpoint) -> None:
     """Looks for NaN and infinite values in every tensor, which takes as long as reading all of them."""
     with TensorReader(checkpoint) as reader:
-        for name in sorted(checkpoint.tensors):
-            tensor = reader.read(name)
-            items = tensor.reshape(-1)
-            for start in range(0, len(items) if tensor.is_floating_point() else 0, _CHUNK_ITEMS):
-                invalid = items[start : start + _CHUNK_ITEMS].isfinite().logical_not().nonzero()
-                if len(invalid):
-                    index = start + int(invalid[0])
-                    place = [int(number) for number in torch.unravel_index(torch.tensor(index), tensor.shape)]
-                    raise CheckpointInvalid(
-                        checkpoint.path, name, f"{float(items[index])} at {place}", "finite numbers"
-                    )
+        reader.check_finite(sorted(checkpoint.tensors))
 
 
 def check_zeros(checkpoint: Checkpoint) -> None:

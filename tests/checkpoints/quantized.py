@@ -171,6 +171,62 @@ def write_awq(group: int, matrix: Tensor) -> tuple[Tensors, Tensor]:
     return parts, PackedQuantizationCompressor.decompress(state, scheme)["weight"]
 
 
+#: Items, scales and zero points of a matrix.
+Parts = tuple[Tensor, Tensor, Tensor]
+
+
+def torchao(kind: str, write: Callable[[Tensor], Parts], *, adds: bool = False, **options: Any) -> Writer:
+    """What transformers saves of torchao's tensors; their zero points are added to products if `adds`."""
+    kept, data = options.pop("kept", None), options
+
+    def write_parts(matrix: Tensor) -> tuple[Tensors, Tensor]:
+        items, scales, zeros = write(matrix)
+        spread = partial(Tensor.repeat_interleave, repeats=matrix.shape[1] // scales.shape[1], dim=1)
+        meant = items * spread(scales) + spread(zeros) if adds else (items - spread(zeros.float())) * spread(scales)
+        if adds:
+            # Two in a byte, the first of which has the low bits.
+            items, scales, zeros = (items[:, ::2] & 15) | (items[:, 1::2] << 4), scales.t(), zeros.t()
+        return {"_weight_qdata": items, "_weight_scale": scales, "_weight_zero_point": zeros}, meant
+
+    said = {"default": {"_type": kind, "_version": 2, "_data": data}}
+    return Writer(config={"quant_method": "torchao", "quant_type": said}, write=write_parts, kept=kept)
+
+
+def name(kind: str, value: str) -> dict[str, str]:
+    """An enumeration's value, or a dtype, as torchao writes it."""
+    return {"_type": kind, "_data": value}
+
+
+def write_symmetric(matrix: Tensor, *, group: int = 0) -> Parts:
+    groups = matrix.unflatten(1, (-1, group or matrix.shape[1]))
+    scales = groups.abs().amax(-1) / 127.5
+    items = (groups / scales[..., None]).round().clamp(-128, 127).flatten(1)
+    return items.to(torch.int8), scales, torch.zeros_like(scales, dtype=torch.int8)
+
+
+def write_small(matrix: Tensor, *, group: int, bits: int = 4, is_whole: bool = True) -> Parts:
+    """Items in two's complement; zero points are items if `is_whole`, otherwise the weights of items that are 0."""
+    half, groups = 1 << (bits - 1), matrix.unflatten(1, (-1, group))
+    least, most = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    scales = (most - least) / (2 * half - 1)
+    zeros = (-half - least / scales).round() if is_whole else least + half * scales
+    start = zeros if is_whole else -zeros / scales
+    items = (groups / scales[..., None] + start[..., None]).round().clamp(-half, half - 1).flatten(1)
+    return items.to(torch.int8), scales, zeros.to(torch.int8) if is_whole else zeros
+
+
+def intx(bits: int, group: int, **options: Any) -> Writer:
+    said = {"weight_dtype": name("torch.dtype", f"int{bits}"), "mapping_type": name("MappingType", "ASYMMETRIC")}
+    write = partial(write_small, group=group, bits=bits)
+    return torchao("IntxWeightOnlyConfig", write, **said, **options)
+
+
+def plain_int4(group: int, **options: Any) -> Writer:
+    said = {"group_size": group, "int4_packing_format": name("Int4PackingFormat", "PLAIN")}
+    write = partial(write_small, group=group, is_whole=False)
+    return torchao("Int4WeightOnlyConfig", write, adds=True, **said, **options)
+
+
 _FP8: Final = {"num_bits": 8, "type": "float", "symmetric": True}
 _GROUPS: Final = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 WRITERS: Final[Mapping[str, Writer]] = {
@@ -193,11 +249,20 @@ WRITERS: Final[Mapping[str, Writer]] = {
     "gptq-4-reordered": gptq(4, reorders=True),
     "gptq-8-v2": gptq(8, is_second=True),
     "awq": awq(),
+    "torchao-int8": torchao("Int8WeightOnlyConfig", write_symmetric, kept="int8"),
+    "torchao-int8-groups": torchao("Int8WeightOnlyConfig", partial(write_symmetric, group=GROUP)),
+    "torchao-int4": plain_int4(GROUP),
+    "torchao-int3": intx(3, GROUP),
 }
-#: Groups of 4 bits that a kernel of ours has, too.
-LARGE_GROUPS: Final[Mapping[str, Writer]] = {
-    "int4": compress(kept="uint8", symmetric=True, **(_GROUPS | {"group_size": 128})),
-    "int4-zeros": compress(kept="uint8", symmetric=False, **(_GROUPS | {"group_size": 128})),
-    "gptq": gptq(4, group=128, kept="uint8"),
-    "awq": awq(128, kept="uint8"),
+#: Groups of 4 bits that a kernel of ours has, too, by their size.
+KEPT_GROUPS: Final[Mapping[str, tuple[int, Writer]]] = {
+    "int4": (128, compress(kept="uint8", symmetric=True, **(_GROUPS | {"group_size": 128}))),
+    "int4-zeros": (64, compress(kept="uint8", symmetric=False, **(_GROUPS | {"group_size": 64}))),
+    "gptq": (32, gptq(4, group=32, kept="uint8")),
+    "gptq-large": (128, gptq(4, group=128, kept="uint8")),
+    "awq": (64, awq(64, kept="uint8")),
+    "awq-large": (128, awq(128, kept="uint8")),
+    "torchao": (32, plain_int4(32, kept="uint8")),
+    "torchao-large": (128, plain_int4(256, kept="uint8")),
+    "torchao-intx": (64, intx(4, 64, kept="uint8")),
 }

@@ -28,14 +28,15 @@ class QuantizationAttributes:
         neuron=NO_SIZE,
         note="NxD Inference requires it; without it, a compile quantizes the model's own matrices",
     )
-    quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2", "int4"] = attribute(
+    quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2", "int4", "int4_by_64", "int4_by_32"] = attribute(
         QUANTIZATION,
         default=Derivation(
             lambda values: "f8e4m3" if values["quantized_mlp_kernel_enabled"] else "int8",
             "int8; f8e4m3 with quantized_mlp_kernel_enabled",
         ),
         neuron=NO_SIZE,
-        note="int4 is Kiln's own: groups of 128, 64 or 32 inputs, whatever quantization_type says",
+        note="int4 is Kiln's own: groups of 128, 64 or 32 inputs, whatever quantization_type says; int4_by_64 and "
+        "int4_by_32 have none that are larger",
     )
     quantization_type: Literal["per_tensor_symmetric", "per_channel_symmetric"] = attribute(
         QUANTIZATION,
@@ -53,7 +54,7 @@ QUANTIZED: Final = {"quantized": True, "quantized_checkpoints_path": "quantized"
 QUANTIZATION_RULES: Final = (
     Rule(
         ("quantization_dtype",),
-        lambda v: v["target"] == CPU.kind or v["quantization_dtype"] != "int4",
+        lambda v: v["target"] == CPU.kind or not v["quantization_dtype"].startswith("int4"),
         "'int8', 'f8e4m3' or 'f8e5m2' on NeuronCores: NxD has no groups",
         NXDI_CODE,
         breaks={"quantization_dtype": "int4"},

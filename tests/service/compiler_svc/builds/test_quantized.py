@@ -7,9 +7,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from kiln.compiler.v1 import compiler_pb2 as pb
+from safetensors.numpy import load_file, save_file
 
 from bundle.abi.tensor import DTYPES
 from bundle.store.layout import Layout
@@ -76,6 +78,26 @@ async def test_quantized_models_compile(client: Client, home: Path, name: str) -
     other = open_bundle(Layout(home / "store"), tuned.digest).manifest
     assert other.graph_abi_digest == manifest.graph_abi_digest
     assert {tensor.name: tensor.dtype for tensor in other.weight_sets[0].shards[0].tensors} == dtypes
+
+    if name == "f8e4m3":
+        await check_numbers_that_no_scale_fits(client, home, fields)
+
+
+async def check_numbers_that_no_scale_fits(client: Client, home: Path, fields: dict[str, Any]) -> None:
+    """A compile and `ShardWeights` name them, and leave nothing of the shards."""
+    file = write_checkpoint(home / "models" / "invalid") / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][2, 3] = np.nan
+    save_file(tensors, file)
+    blobs = {path: path.stat().st_size for path in (home / "store" / "blobs").rglob("*")}
+    for request in (
+        client.compiler.ShardWeights(pb.ShardWeightsRequest(name="invalid", model="invalid", executables_ref="f8e4m3")),
+        client.compile(name="invalid", model="invalid", **fields),
+    ):
+        how = await client.fail(await request, "INVALID_ARGUMENT", "CHECKPOINT_INVALID")
+        assert how.fields == {"model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers"}
+        assert {path: path.stat().st_size for path in (home / "store" / "blobs").rglob("*")} == blobs
+        assert list((home / "store" / ".kiln" / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "level"), [("int8-tensor", 0), pytest.param("awq", 1, marks=pytest.mark.slow)])

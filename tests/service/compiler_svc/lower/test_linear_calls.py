@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from compiler_svc.lower.linear import use_linear_kernel
+from bundle.abi.formats import FORMATS, WeightFormat
+from bundle.abi.tensor import DType
+from compiler_svc.config import NeuronConfig
+from compiler_svc.lower.linear import name_function, use_linear_kernel, write_kernel_source
+from execution.dtypes import TORCH_DTYPES
 from execution.forkserver.client import ForkserverClient
 from tests.service.compiler_svc.lower.libraries import lower_module, open_library
 from tests.service.compiler_svc.lower.test_linear import draw, random
@@ -87,6 +92,39 @@ def test_layers_of_computed_weights_stay() -> None:
     module = torch.export.export(Computed(), (torch.ones(2, 8),)).module()
     assert use_linear_kernel(module) == set()
     assert calls_of(module, torch.ops.aten.linear.default) == 1
+
+
+class Quantized(nn.Module):
+    """A layer of a format, or of the activations' dtype where there is none."""
+
+    def __init__(self, row: WeightFormat | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        group = 0 if row is None else row.group
+        items = torch.zeros(6, 128 // 2 if group else 128, dtype=dtype if row is None else TORCH_DTYPES[row.item])
+        self.items = nn.Parameter(items, requires_grad=False)
+        if row is not None:
+            shape = (6, 2 * 128 // group) if group else (6 if row.is_per_channel else 1,)
+            self.scales = nn.Parameter(torch.ones(shape), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scales"):
+            return functional.linear(x, self.items)
+        product: Tensor = torch.ops.kiln.quantized_linear(x, self.items, self.scales)
+        return product
+
+
+@pytest.mark.parametrize("name", [None, *FORMATS])
+@pytest.mark.parametrize("dtype", get_args(get_type_hints(NeuronConfig)["torch_dtype"]))
+def test_no_format_pays_for_idle_rows(name: str | None, dtype: DType) -> None:
+    """Our kernel skips them, whatever the instruction set; what is left to ATen multiplies the whole bucket."""
+    x = torch.ones(4, 128, dtype=TORCH_DTYPES[dtype])
+    model = Quantized(None if name is None else FORMATS[name], x.dtype)
+    module = torch.export.export(model, (x,)).module()
+    ((activations, items),) = use_linear_kernel(module)
+    assert (activations, items) == (x.dtype, model.items.dtype)
+    assert calls_of(module, torch.ops.aten.linear.default) == 0
+    assert calls_of(module, torch.ops.kiln.quantized_linear.default) == 0
+    assert name_function(activations, items) in write_kernel_source([(activations, items)])
 
 
 class Sequences(nn.Module):

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ class Unquantized(dict[str, torch.Tensor]):
         return None
 
     def trim(self) -> None:
+        pass
+
+    def check_finite(self, names: Iterable[str]) -> None:
         pass
 
 

@@ -16,6 +16,7 @@ from compiler_svc.models.divisions import ByHeads
 from compiler_svc.models.registry import describe_model
 from compiler_svc.models.specs import LinearSpec, ModuleSlice
 from compiler_svc.models.transforms import INT4, ModelChanges, Quantization
+from compiler_svc.weights.errors import CheckpointInvalid
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, write_tiny_model
 from tests.contract.families.geometries import FIRST, Geometry
 from tests.parity.geometries import LLAMA_GEOMETRIES
@@ -135,3 +136,19 @@ def test_a_matrix_of_zeros_stays_one(name: str, tmp_path: Path) -> None:
     assert not shard["lm_head.weight"].float().any()
     (head,) = (one.format for one in description.linears() if one.name == "lm_head")
     assert torch.all(shard["lm_head.scale"].flatten()[0] == torch.tensor(FORMATS[head].least_scale))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_that_no_scale_fits_are_named(name: str, value: float, tmp_path: Path) -> None:
+    tiny = write_tiny_model(tmp_path, LLAMA_GEOMETRIES["mha-bias-default"] | {"hidden_size": 64, "head_dim": 32})
+    matrix = "model.layers.1.mlp.up_proj.weight"
+    tiny.model.get_parameter(matrix).data[2, 3] = value
+    tiny.model.save_pretrained(tmp_path)
+    description = ModelChanges(fuses_qkv=True, quantization=Quantization(format=name)).apply(
+        describe_model(tiny.checkpoint.config)
+    )
+    with pytest.raises(CheckpointInvalid) as caught:
+        load_shard(tiny.plan(description=description), tiny.checkpoint)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value, violation.accepted) == (matrix, f"{value} at [2, 3]", "finite numbers")

@@ -359,7 +359,7 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
   quantizedCheckpointsPath?: string;
 
   /**
-   * "int8" (default), "f8e4m3" or "f8e5m2".
+   * "int8" (default), "f8e4m3" or "f8e5m2"; or "int4", whose groups "int4_by_64" and "int4_by_32" limit.
    *
    * @generated from field: optional string quantization_dtype = 82;
    */
