@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,9 +81,11 @@ class RestartedCompiler:
         )
 
     async def stop(self) -> None:
-        """Ends it; returns when everything below it has ended, too."""
+        """Kills it, for an interrupted run has but seconds to say what it did; returns when all below it has ended."""
         self.halt.withdraw()
         followers = living_descendants(self.pid)
+        with suppress(ProcessLookupError):
+            self.running.process.kill()
         await self._context.aclose()
         await wait_until_gone(*followers)
 
@@ -127,6 +129,10 @@ class Outcome:
     digest: str = field(default="", compare=False)
 
 
+class ChannelClosed(Exception):
+    """A call lost its channel with the compiler that it led to."""
+
+
 #: Does something: `NUMBER/ATTEMPT` says what, and all attempts at a number do the same. It calls the function when it
 #: begins, with the name of its operation if it has one.
 Action = Callable[[RestartedCompiler, str, Callable[[str], None]], Coroutine[Any, Any, Outcome]]
@@ -138,8 +144,9 @@ async def finish(compiler: RestartedCompiler, name: str) -> Outcome:
     while time.monotonic() < end_s:
         request = operations_pb2.WaitOperationRequest(name=name)
         try:
-            operation = await compiler.running.client.operations.WaitOperation(request, timeout=110)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError):
+            with telling_closed_channel():
+                operation = await compiler.running.client.operations.WaitOperation(request, timeout=110)
+        except (grpc.aio.AioRpcError, ChannelClosed):
             await asyncio.sleep(0.1)
             continue
         if operation.done:
@@ -152,13 +159,25 @@ async def finish(compiler: RestartedCompiler, name: str) -> Outcome:
 async def call(awaitable: Awaitable[object]) -> Outcome:
     """The outcome of a call."""
     try:
-        await awaitable
+        with telling_closed_channel():
+            await awaitable
     except grpc.aio.AioRpcError as error:
         return Outcome(reason_of(error) or "INTERRUPTED", str(error.details()))
-    except (grpc.aio.UsageError, asyncio.CancelledError):
-        # The channel was closed with the compiler that it led to.
+    except ChannelClosed:
         return Outcome("INTERRUPTED")
     return Outcome()
+
+
+@contextmanager
+def telling_closed_channel() -> Iterator[None]:
+    """Tells a call that was cancelled because its channel was closed from one whose test is interrupted."""
+    try:
+        yield
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ChannelClosed from error
 
 
 def number_of(identity: str) -> str:
