@@ -14,7 +14,7 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from tests.servers.running_compiler import Client
 from tests.system.kills.compiler_actions import ChannelClosed, Outcome, call, telling_closed_channel
 
-#: Nobody listens there.
+#: No server listens there.
 ADDRESS = "127.0.0.1:9"
 
 

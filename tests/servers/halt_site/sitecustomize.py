@@ -16,6 +16,8 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR
 #: Which argument of an audit event says what it is of.
 _ARGUMENTS: Final = {"open": 0, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.listdir": 0, "os.putenv": 0}
 _looking: Final = threading.local()
+#: No thread of this process does anything with a file between the look of another one and its stop.
+_turn = threading.Lock()
 
 
 def _halt(event: str, arguments: tuple[Any, ...]) -> None:
@@ -24,10 +26,12 @@ def _halt(event: str, arguments: tuple[Any, ...]) -> None:
         return
     _looking.is_so = True
     try:
-        if _is_ordered(event, arguments):
-            (_FOLDER / "order").unlink()
-            (_FOLDER / "halted").symlink_to(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
+        with _turn:
+            if _is_ordered(event, arguments):
+                (_FOLDER / "order").unlink()
+                (_FOLDER / "halted").symlink_to(str(os.getpid()))
+                # Of a signal to the process, this thread might know only when it has gone on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     except OSError:
         # There is no order, or none any more.
         pass
@@ -55,4 +59,11 @@ def _number() -> int:
     raise AssertionError
 
 
+def _begin_turns() -> None:
+    """A thread that a forked process does not have may have held the lock."""
+    global _turn  # noqa: PLW0603 - a lock cannot be taken back from another thread
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_turns)
 sys.addaudithook(_halt)
