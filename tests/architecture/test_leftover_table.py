@@ -35,6 +35,6 @@ def test_every_process_is_killed_in_the_matrix() -> None:
     assert killed - FOREIGN == named_processes()
 
 
-def test_the_matrices_have_160_rows() -> None:
-    kills = [*map(str, COMPILER_KILLS), *map(str, RUNTIME_KILLS)]
-    assert len(set(kills)) == len(kills) >= 160
+def test_the_matrices_have_110_rows() -> None:
+    kills = (*COMPILER_KILLS, *RUNTIME_KILLS)
+    assert len({str(kill) for kill in kills}) == len(kills) >= 110

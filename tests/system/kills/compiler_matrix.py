@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from tests.system.kills.kill import OPERATION, Death, Kill, cross
@@ -58,32 +58,15 @@ WITH_FORKSERVER: Final = re.compile("with the process that it was forked from|it
 IDLE_TIMEOUT_S: Final = 20
 STALLED: Final = f"computed nothing for {IDLE_TIMEOUT_S} s"
 
-_STAGES: Final = (begins("kiln-build"), EXPORTING, STAGING, blob(1), SHARDING, CHECKING)
-_LAST: Final = (blob(4), listed(1), UNPINNING)
-_RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
-
-#: The compiler dies twice; the third attempt comes to its end.
-_TWICE: Final[tuple[tuple[Point, Point], ...]] = (
-    (EXPORTING, listed(1)),
-    (begins("kiln-build"), blob(2)),
-    (blob(5), TAGGING),
-    (PREPARING, SHARDING),
-    (begins("kiln-text"), CHECKING),
-    (begins("kiln-text"), listed(1)),
-    (EXPORTING, lowered(1)),
-    (lowered(2), UNPINNING),
-    (lowered(3), STAGING),
-    (blob(2), blob(4)),
-    (blob(6), blob(7)),
-    (blob(8), blob(9)),
-    (blob(10), listed(2)),
-    (listed(3), CLEARING),
+#: The compiler dies at each point, goes on behind what was finished, and comes to its end behind the last one.
+_REPEATED: Final[tuple[tuple[Point, ...], ...]] = (
+    (PREPARING, begins("kiln-build"), EXPORTING),
+    (lowered(1), lowered(2), lowered(2), STAGING),
+    (blob(1), blob(2), SHARDING, sharded(1)),
+    (begins("kiln-text"), CHECKING, CHECKING),
+    (blob(10), listed(1), listed(2), UNPINNING),
+    (listed(3), TAGGING, CLEARING),
     (blob(14), TAGGING),
-    (CHECKING, CHECKING),
-    (SHARDING, begins("kiln-text")),
-    (UNPINNING, TAGGING),
-    (TAGGING, CLEARING),
-    (STAGING, sharded(1)),
 )
 
 
@@ -102,33 +85,35 @@ def _resumed_shards(action: str) -> Kill[Point]:
     return Kill(action, tuple(Death(*death) for death in deaths))
 
 
-def _neuron() -> Iterator[Kill[Point]]:
-    """Two of neuronx-cc run, in sessions of their own or not; or a lowering has just begun an interpreter."""
-    for action in ("lower for trn2", "lower for trn2 in sessions"):
-        yield from cross(action, ("compiler",), (Waiting(2), Interpreting()))
-
-
-COMPILER_KILLS: Final[tuple[Kill[Point], ...]] = (
-    *cross("compile", ("compiler", "kiln-builds", "kiln-build"), _STAGES),
-    *cross("compile", ("compiler", "kiln-build"), _LAST),
-    *cross("compile", ("compiler",), (TAGGING,)),
+BUILD_KILLS: Final[tuple[Kill[Point], ...]] = (
+    *(repeat("compile", *points) for points in _REPEATED),
+    *cross("compile", ("kiln-builds",), (begins("kiln-build"), blob(1), CHECKING)),
+    *cross("compile", ("kiln-build",), (EXPORTING, STAGING, SHARDING, blob(4), listed(1), UNPINNING)),
     *cross("compile", ("kiln-text",), (begins("kiln-text"),)),
-    *(repeat("compile", *points) for points in _TWICE),
     hang("compile", "kiln-build", begins("kiln-build"), "BUILD_STALLED"),
     hang("compile", "kiln-builds", Before(), "BUILD_FAILED"),
-    # The first text process of a build converts, the second one tries what it has made.
-    *cross("convert", ("compiler", "kiln-builds", "kiln-build", "kiln-text"), (begins("kiln-text"),)),
-    *cross("convert", ("compiler", "kiln-text"), (TRYING,)),
-    *cross("compile for two ranks", _RANKS, (begins("kiln-rank-1"), LOADING)),
-    *map(_resumed_shards, ("compile for four ranks", "compile for four ranks, weights aside")),
-    *cross("lower", ("compiler", "kiln-builds", "kiln-build"), (LOWERING,)),
-    repeat("lower", lowered(2), CHECKING),
-    *cross("lower", ("kiln-lowerings",), (begins("kiln-lowerings"), LOWERING)),
-    *cross("lower", ("kiln-lowering", OPERATION), (LOWERING,)),
+)
+
+LOWERING_KILLS: Final[tuple[Kill[Point], ...]] = (
+    repeat("lower", LOWERING, lowered(2), CHECKING),
+    *cross("lower", ("kiln-builds", "kiln-build", "kiln-lowerings", "kiln-lowering", OPERATION), (LOWERING,)),
     *cross("lower", ("cc1plus",), (Compiling(),)),
     hang("lower", "kiln-lowerings", begins("kiln-lowerings"), "LOWERING_FAILED"),
-    *_neuron(),
-    *cross("shard", ("compiler", "kiln-build"), (begins("kiln-build"), SHARDING)),
+    # Two of neuronx-cc run, in sessions of their own or not; or a lowering has just begun an interpreter.
+    *cross("lower for trn2", ("compiler",), (Waiting(2), Interpreting())),
+    *cross("lower for trn2 in sessions", ("compiler",), (Waiting(2),)),
+)
+
+OTHER_KILLS: Final[tuple[Kill[Point], ...]] = (
+    # The first text process of a build converts, the second one tries what it has made.
+    repeat("convert", begins("kiln-text"), TRYING),
+    *cross("convert", ("kiln-builds",), (begins("kiln-text"),)),
+    *cross("convert", ("kiln-text",), (begins("kiln-text"), TRYING)),
+    *cross("compile for two ranks", ("kiln-rank-0",), (begins("kiln-rank-1"),)),
+    *cross("compile for two ranks", ("kiln-rank-1",), (LOADING,)),
+    *map(_resumed_shards, ("compile for four ranks", "compile for four ranks, weights aside")),
+    repeat("shard", begins("kiln-build"), SHARDING),
+    *cross("shard", ("kiln-build",), (SHARDING,)),
     *cross("plan", ("compiler", "kiln-plans"), (begins("kiln-plan"),)),
     *cross("plan", ("kiln-plan",), (begins("kiln-plan"),), fast=begins("kiln-plan")),
     *cross("plan a URL", ("compiler", "kiln-fetches", "kiln-fetch"), (begins("kiln-fetch"),)),
@@ -136,3 +121,5 @@ COMPILER_KILLS: Final[tuple[Kill[Point], ...]] = (
     *cross("collect", ("compiler",), (listed(1), removed(1), removed(2))),
     *cross("delete", ("compiler",), (listed(1), removed(1))),
 )
+
+COMPILER_KILLS: Final = (*BUILD_KILLS, *LOWERING_KILLS, *OTHER_KILLS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import pytest
 
 #: The victim that stands for the operation itself, which is cancelled.
 OPERATION: Final = "operation"
@@ -60,3 +62,8 @@ def cross(action: str, victims: Collection[str], points: Collection[P], fast: P 
     for victim in victims:
         for point in points:
             yield Kill(action, (Death(victim, point),), is_fast=point == fast)
+
+
+def as_parameters(kills: Iterable[Kill[Any]]) -> list[Any]:
+    """The rows as parameters of a test."""
+    return [pytest.param(kill, id=str(kill), marks=[] if kill.is_fast else pytest.mark.slow) for kill in kills]
