@@ -64,8 +64,9 @@ _REPEATED: Final[tuple[tuple[Point, ...], ...]] = (
     (lowered(1), lowered(2), lowered(2), STAGING),
     (blob(1), blob(2), SHARDING, sharded(1)),
     (begins("kiln-text"), CHECKING, CHECKING),
-    (blob(10), listed(1), listed(2), UNPINNING),
-    (listed(3), TAGGING, CLEARING),
+    (blob(10), listed(1), UNPINNING),
+    (listed(2), TAGGING, CLEARING),
+    (listed(3), CLEARING),
     (blob(14), TAGGING),
 )
 
