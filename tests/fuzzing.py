@@ -21,6 +21,10 @@ SEED: Final = int(os.environ.get("KILN_FUZZ_SEED") or random.SystemRandom().rand
 EXAMPLES: Final = 5000
 _SHARE: Final = float(os.environ.get("KILN_FUZZ_SHARE") or 0.2)
 
+#: A busy host takes its time: no example has a deadline.
+settings.register_profile("run", settings(), deadline=None)
+settings.load_profile("run")
+
 Test = Callable[..., None]
 
 #: Values that a hostile writer would put in place of a path, a name or a number.
