@@ -8,18 +8,13 @@ import msgspec
 
 from bundle.abi.tensor import DType
 
-#: Kinds of tensors of a layer, in calling order.
+#: Kinds of tensors that every layer has, in calling order.
 KINDS: Final = ("k_cache", "v_cache")
 
 #: Meaning of each axis of a tensor. The last slot is the scratch slot, which no request holds.
 AXES: Final = ("slot", "kv_head", "position", "head_dim")
 #: The same in a cache made of blocks. The last block is the scratch block.
 BLOCK_AXES: Final = ("block", "kv_head", "position", "head_dim")
-
-
-def state_names(num_layers: int) -> tuple[str, ...]:
-    """Lists the names of the KV cache tensors in calling order: every kind of layer 0, then of layer 1, …"""
-    return tuple(f"{kind}.{layer}" for layer in range(num_layers) for kind in KINDS)
 
 
 class StateTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from bundle.abi.state import KINDS
 from bundle.abi.tensor import DType
 from compiler_svc.models.divisions import ByHeads
 
-#: Rings have a multiple of this many positions. Heads have an even size and items at least 2 bytes, so what belongs to
-#: a slot and a head begins with a cache line of 64 bytes.
+#: Rings have a multiple of this many positions. Heads have an even size, so what belongs to a slot and a head begins
+#: with a cache line of 64 bytes if items have at least 2 bytes.
 RING_POSITIONS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One tensor of a layer's state: `size` items of one dtype for each position of each KV head."""
+
+    name: str
+    dtype: DType
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
     """Keys and values of one layer, which stay from one step to the next.
 
-    A token attends to `window` positions up to its own; None: all. The layer's attention computes in `dtype`, which
-    keys and values have; None: in that of the whole computation.
+    A token attends to `window` positions up to its own; None: all. The layer's attention computes in `dtype`; None: in
+    that of the whole computation. Keys and values are kept in `kept_dtype`; None: in that of attention.
     """
 
     layer: int
     heads: ByHeads
     window: int | None = None
     dtype: DType | None = None
+    kept_dtype: DType | None = None
+
+    def rows(self, computed: DType) -> Iterator[StateRow]:
+        """Its tensors, in calling order; `computed` is the dtype of the whole computation."""
+        dtype = self.kept_dtype or self.dtype or computed
+        for kind in KINDS:
+            yield StateRow(f"{kind}.{self.layer}", dtype, self.heads.head_dim)
 
     def count_positions(self, max_length: int, largest_step: int) -> int:
         """Counts the positions of a slot. Fewer than `max_length`, the longest sequence's, are a ring.

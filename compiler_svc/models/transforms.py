@@ -12,6 +12,7 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly, join_axes
 from compiler_svc.models.parameters import MemoryGroup
 from compiler_svc.models.specs import AttentionSpec, LayerSpec, LinearSpec
+from compiler_svc.models.state import StateSpec
 
 #: A format whose groups are as large as each layer allows.
 INT4: Final = "int4"
@@ -35,12 +36,14 @@ class ModelChanges:
     """What a configuration changes in the description of a model: all that plans and builds do to it, by the functions
     below.
 
-    It is data, so that another interpreter does the same. Without an `attention_dtype`, attention computes as all else.
+    It is data, so that another interpreter does the same. Without an `attention_dtype`, attention computes as all else;
+    without a `kept_dtype`, the KV cache has the dtype of attention.
     """
 
     fuses_qkv: bool = False
     splits_vocabulary: bool = False
     attention_dtype: DType | None = None
+    kept_dtype: DType | None = None
     quantization: Quantization | None = None
 
     def apply(self, description: ModelDescription) -> ModelDescription:
@@ -49,11 +52,17 @@ class ModelChanges:
             description = fuse_qkv(description)
         if self.splits_vocabulary:
             description = split_vocabulary(description)
-        if self.attention_dtype is not None:
-            description = compute_attention_in(description, self.attention_dtype)
+        if self.attention_dtype is not None or self.kept_dtype is not None:
+            description = _change_states(description, self.change_state)
         if self.quantization is not None:
             description = quantize(description, self.quantization)
         return description
+
+    def change_state(self, state: StateSpec) -> StateSpec:
+        """Describes a layer's state with the changes: attention computes in one dtype, projections and output layer
+        included, and keys and values may be kept in another one.
+        """
+        return replace(state, dtype=self.attention_dtype or state.dtype, kept_dtype=self.kept_dtype or state.kept_dtype)
 
 
 #: The changes of a configuration that makes none.
@@ -74,17 +83,6 @@ def split_vocabulary(description: ModelDescription) -> ModelDescription:
     vocabulary = Axis(embedding.vocabulary.length, Evenly(), "vocab_size")
     hidden = Axis(embedding.hidden.length, attribute=embedding.hidden.attribute)
     return replace(description, embedding=replace(embedding, vocabulary=vocabulary, hidden=hidden))
-
-
-def compute_attention_in(description: ModelDescription, dtype: DType) -> ModelDescription:
-    """All of attention, projections and output layer included, computes in one dtype, which keys and values have."""
-
-    def change(attention: AttentionSpec) -> AttentionSpec:
-        return replace(attention, state=replace(attention.state, dtype=dtype))
-
-    return replace(
-        description, layers=tuple(replace(layer, attention=change(layer.attention)) for layer in description.layers)
-    )
 
 
 def quantize(description: ModelDescription, quantization: Quantization) -> ModelDescription:
@@ -108,6 +106,13 @@ def _choose_format(name: str, linear: LinearSpec) -> str:
     unit = inputs.division.head_dim if isinstance(inputs.division, ByHeads) else inputs.length
     group = next((one for one in GROUPS if one <= largest and unit % one == 0), None)
     return "int8_per_channel" if group is None else f"int4_by_{group}"
+
+
+def _change_states(description: ModelDescription, change: Callable[[StateSpec], StateSpec]) -> ModelDescription:
+    def change_layer(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, attention=replace(layer.attention, state=change(layer.attention.state)))
+
+    return replace(description, layers=tuple(map(change_layer, description.layers)))
 
 
 def _change_linears(description: ModelDescription, change: Callable[[LinearSpec], LinearSpec]) -> ModelDescription:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bundle.abi.formats import FORMATS
+from bundle.abi.tensor import DType
 from bundle.errors import FieldViolation
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
@@ -31,6 +32,8 @@ from compiler_svc.weights.held_sizes import check_sizes
 from compiler_svc.weights.packed import PackedMatrix
 from targets.registry import TARGETS
 
+#: What `kv_cache_quant` makes of keys and values.
+_QUANTIZED_KV: Final[DType] = "float8_e4m3fn"
 _GREEDY: Final = Sampling(
     mode="on_device",
     semantics="hf",
@@ -141,6 +144,7 @@ def choose_changes(config: NeuronConfig) -> ModelChanges:
         fuses_qkv=config.fused_qkv,
         splits_vocabulary=config.vocab_parallel,
         attention_dtype=None if config.attention_dtype == config.torch_dtype else config.attention_dtype,
+        kept_dtype=_QUANTIZED_KV if config.kv_cache_quant else None,
         quantization=choose_quantization(config, config.modules_to_not_convert or ()),
     )
 

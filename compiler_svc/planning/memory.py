@@ -28,7 +28,6 @@ from targets.target import Target
 
 # Only `cast_type` "as-declared" uses it.
 _DTYPE_OF_PICKLES: Final = "bfloat16"
-_QUANTIZED_KV_ITEM_BYTES: Final = 1
 _FLASH_DECODING_SPARE: Final = 128
 #: Rows of slots, or blocks, that no sequence has: every graph writes there what idle rows and padding compute.
 _NUM_SCRATCH: Final = 1
@@ -193,23 +192,21 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool
 
         slots:   (max_batch_size + 1 scratch row) * positions
         blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
-        each position: over the layers, 2 * rank's KV heads * head_dim * item
+        each position: over the layers and their rows, rank's KV heads * items of the row * bytes of an item
 
     Positions are `max_length`, or those of a layer's ring if the target has rings. With flash decoding, the ranks that
     share a KV head divide them, and each rank has 128 more positions for writes that are discarded, as in NxD
-    Inference. A quantized cache has items of one byte and no scales.
+    Inference.
     """
     ring_step = count_ring_step(config) if has_rings else 0
-    dtype = config.attention_dtype or config.torch_dtype
-    item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(dtype)
-    items = sum(
+    states = map(choose_changes(config).change_state, model.states)
+    kv_bytes = sum(
         _count_positions(state, config, ring_step)
-        * 2
         * state.heads.layout(config.tp_degree).num_kv_heads
-        * state.heads.head_dim
-        for state in model.states
+        * sum(row.size * item_bytes_of(row.dtype) for row in state.rows(config.torch_dtype))
+        for state in states
     )
-    return items * item_bytes + _measure_hidden_states(model, config)
+    return kv_bytes + _measure_hidden_states(model, config)
 
 
 def _count_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:

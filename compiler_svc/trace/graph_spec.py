@@ -21,7 +21,7 @@ class GraphSpec:
 
     Attributes:
         model: `module:function` that builds the module; see `models.family.Family`.
-        dtype: Dtype of the computation and of the KV cache.
+        dtype: Dtype of the computation, and of the KV cache unless the description says another.
         reduce_dtype: Dtype in which ranks add up their partial results; None for `dtype`.
         num_slots: Rows of the KV cache that requests can hold, without the scratch row.
         max_length: Positions that the KV cache holds, in tokens.
@@ -71,10 +71,11 @@ class GraphSpec:
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
         formats = {one.name: one.format for one in self.description.linears() if one.format}
-        attention = self.description.states[0].dtype
+        attention, kept = self.description.states[0].dtype, self.description.states[0].kept_dtype
         return (
             own
             | ({} if attention is None else {"attention_dtype": attention})
+            | ({} if kept is None else {"kept_dtype": kept})
             | ({"formats": formats} if formats else {})
             | {
                 "numeric_config": self.description.numeric_config,

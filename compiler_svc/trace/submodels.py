@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bundle.abi.inputs import LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
-from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor, state_names
+from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, DType, Symbols
 from bundle.manifest import TensorSpec
@@ -60,7 +60,7 @@ def describe_submodel(
         batch_size=symbols["R"],
         inputs=_specify(inputs, symbols, spec.dtype),
         outputs=_specify(outputs, symbols, spec.dtype),
-        state=state_names(len(spec.description.layers)),
+        state=tuple(row.name for state in spec.description.states for row in state.rows(spec.dtype)),
         flags=tuple(sorted(_keep_own(spec.flags, submodel, (*inputs, *outputs)))),
     )
 
@@ -82,14 +82,13 @@ def describe_state(spec: GraphSpec) -> StateLayout:
     states = spec.description.states
     axes, num_rows = (BLOCK_AXES, spec.num_blocks) if spec.num_blocks else (AXES, spec.num_slots)
     tensors = []
-    for number, name in enumerate(state_names(len(states))):
-        state = states[number // len(KINDS)]
-        heads, positions = state.heads, spec.count_positions(state)
-        shape = (num_rows + 1, heads.layout(spec.tp_degree).num_kv_heads, positions, heads.head_dim)
+    for state in states:
+        num_heads, positions = state.heads.layout(spec.tp_degree).num_kv_heads, spec.count_positions(state)
         is_ring = not spec.num_blocks and positions < spec.max_length
         window = state.window if is_ring and state.window else 0
-        dtype = state.dtype or spec.dtype
-        tensors.append(StateTensor(name=name, dtype=dtype, shape=shape, axes=axes, window=window))
+        for row in state.rows(spec.dtype):
+            shape = (num_rows + 1, num_heads, positions, row.size)
+            tensors.append(StateTensor(name=row.name, dtype=row.dtype, shape=shape, axes=axes, window=window))
     layout = states[0].heads.layout(spec.tp_degree)
     return StateLayout(
         tensors=tuple(tensors),

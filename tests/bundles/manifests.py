@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
-from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor, state_names
+from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
 from bundle.manifest import (
@@ -90,6 +90,11 @@ _UNBUILT: Final[dict[str, Any]] = {
     "constants": (),
     "graph_digest": DIGEST,
 }
+
+
+def state_names(num_layers: int) -> tuple[str, ...]:
+    """Lists the names of the KV cache tensors in calling order: every kind of layer 0, then of layer 1, …"""
+    return tuple(f"{kind}.{layer}" for layer in range(num_layers) for kind in KINDS)
 
 
 def make_state(

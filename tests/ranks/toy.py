@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
-from bundle.abi.state import AXES, StateLayout, StateTensor, state_names
+from bundle.abi.state import AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SubmodelName
 from bundle.digest import sha256_file
 from bundle.manifest import (
@@ -34,7 +34,7 @@ from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptio
 from compiler_svc.lower.program import stage_job
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import sample
-from tests.bundles.manifests import DYNAMIC, make_executable, make_manifest
+from tests.bundles.manifests import DYNAMIC, make_executable, make_manifest, state_names
 
 VOCAB, HIDDEN, LAYERS, SLOTS, LENGTH, PROMPT = 48, 16, 2, 3, 16, 8
 STATE_SHAPE = (SLOTS + 1, 1, LENGTH, HIDDEN)

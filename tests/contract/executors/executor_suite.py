@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bundle.abi.state import state_names
 from bundle.manifest import ConstantBinding, Executable, Manifest
 from execution.errors import (
     ExecutableInvalid,
@@ -27,6 +26,7 @@ from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
 from execution.step import StepForm
 from targets.cpu import AOTI, EXPORTED_PROGRAM
+from tests.bundles.manifests import state_names
 from tests.ranks.toy import (
     LAYERS,
     LENGTH,

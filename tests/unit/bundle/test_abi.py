@@ -8,7 +8,6 @@ import pytest
 from bundle.abi.digest import compute_graph_abi_digest
 from bundle.abi.inputs import INPUTS, inputs_of
 from bundle.abi.outputs import INVALID_ROW, NO_TOKEN, OUTPUTS, list_flags, outputs_of, split_tokens
-from bundle.abi.state import state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
 from bundle.digest import is_digest, sha256_bytes
@@ -133,10 +132,6 @@ def test_two_submodels_are_served() -> None:
 )
 def test_tokens_of_three_rows(values: list[int], tokens: list[list[int]], invalid: tuple[int, ...]) -> None:
     assert split_tokens(values, 3) == (tokens, invalid)
-
-
-def test_state_is_keys_and_values_layer_by_layer() -> None:
-    assert state_names(2) == ("k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1")
 
 
 def test_other_weights_of_the_same_shape_have_the_same_digest() -> None:

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from bundle.abi.tensor import DType
 from compiler_svc.models.registry import describe_model
-from compiler_svc.models.transforms import compute_attention_in
+from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.trace.submodels import describe_state
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.tiny_models import GEOMETRIES, TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
@@ -25,9 +25,7 @@ def run_steps(
     cast_type: str,
     attention_dtype: DType | None = None,
 ) -> torch.Tensor:
-    description = describe_model(tiny.checkpoint.config)
-    if attention_dtype is not None:
-        description = compute_attention_in(description, attention_dtype)
+    description = ModelChanges(attention_dtype=attention_dtype).apply(describe_model(tiny.checkpoint.config))
     spec = tiny.spec(dtype=dtype, description=description)
     plan = tiny.plan(dtype=dtype, cast_type=cast_type, description=description)
     stepper = Stepper(spec, plan, tiny.checkpoint, context_buckets=(16,), token_buckets=(64,), make_run=run_exported)
@@ -87,7 +85,7 @@ def test_attention_computes_in_a_dtype_of_its_own(tmp_path: Path) -> None:
     whole = run_steps(tiny, tokens, 10, dtype="bfloat16", cast_type="as-declared")
     assert TOLERANCE < deviation(ours, truth) < 1.5 * deviation(theirs, truth)
     assert deviation(ours, truth) < deviation(whole, truth), "the rest computes in float32"
-    description = compute_attention_in(describe_model(tiny.checkpoint.config), "bfloat16")
+    description = ModelChanges(attention_dtype="bfloat16").apply(describe_model(tiny.checkpoint.config))
     state = describe_state(tiny.spec(description=description))
     assert {tensor.dtype for tensor in state.tensors} == {"bfloat16"}
 
