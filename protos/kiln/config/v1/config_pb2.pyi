@@ -286,7 +286,7 @@ class NeuronConfig(_message.Message):
     quantized_checkpoints_path: _builtins.str
     """Where the quantized checkpoint is. Required with `quantized`."""
     quantization_dtype: _builtins.str
-    """"int8" (default), "f8e4m3" or "f8e5m2"."""
+    """"int8" (default), "f8e4m3" or "f8e5m2"; or "int4", whose groups "int4_by_64" and "int4_by_32" limit."""
     quantization_type: _builtins.str
     """"per_tensor_symmetric" (default) or "per_channel_symmetric"."""
     kv_cache_quant: _builtins.bool
