@@ -15,7 +15,7 @@ from typing import Final
 from bundle.abi.tensor import DType
 
 #: Smallest and largest value of an item. Neuron's float8_e4m3 has exponents for infinity that torch's has not.
-_BOUNDS: Final[Mapping[DType, tuple[float, float]]] = {
+ITEM_BOUNDS: Final[Mapping[DType, tuple[float, float]]] = {
     "int8": (-128, 127),
     "float8_e4m3fn": (-240, 240),
     "float8_e5m2": (-57344, 57344),
@@ -46,7 +46,7 @@ class WeightFormat:
     @property
     def bounds(self) -> tuple[float, float]:
         """Smallest and largest value of an item."""
-        return _BOUNDS[self.item]
+        return ITEM_BOUNDS[self.item]
 
 
 #: Sizes of groups, the best first.

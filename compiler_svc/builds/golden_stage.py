@@ -74,10 +74,10 @@ class GoldenStage:
 
     def _compare(self, manifest: Manifest) -> tuple[GoldenResult | None, tuple[str, ...]]:
         is_for_host = TARGETS[manifest.target.kind].is_checked_on_host
-        quantization = self.plan.changes.quantization
+        changes = self.plan.changes
         if is_for_host or self.job.environment.checks_on_cores:
             try:
-                return check_golden(manifest, self.blob_path, self.checkpoint, self.forkservers.ranks, quantization), ()
+                return check_golden(manifest, self.blob_path, self.checkpoint, self.forkservers.ranks, changes), ()
             except _NO_CORES as error:
                 if is_for_host:
                     raise
@@ -86,7 +86,7 @@ class GoldenStage:
             if runner is None:
                 return None, (_NONE.format(kind=manifest.target.kind),)
             steps = self._open(manifest, runner)
-            result = compare_steps(manifest, steps, self.checkpoint, method="xla_cpu", quantization=quantization)
+            result = compare_steps(manifest, steps, self.checkpoint, method="xla_cpu", changes=changes)
         return result, (_BY_XLA.format(kind=manifest.target.kind),)
 
     def _open(self, manifest: Manifest, runner: XlaRunner) -> RankSteps:

@@ -15,7 +15,7 @@ from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
 from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
-from compiler_svc.models.transforms import Quantization
+from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.records import GoldenMethod
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
@@ -54,7 +54,7 @@ def check_golden(
     blob_path: Callable[[str], Path],
     checkpoint: Checkpoint,
     open_forkserver: OpenForkserver | None = None,
-    quantization: Quantization | None = None,
+    changes: ModelChanges = UNCHANGED,
 ) -> GoldenResult:
     """Compares the logits and the tokens of every executable of a bundle with the reference.
 
@@ -62,10 +62,10 @@ def check_golden(
     first prompt, through the smallest that fits after the others; see `sequences.choose_sequences`.
 
     The bundle has weights; it need not be published. `open_forkserver` returns the forkserver for processes of several
-    ranks; None lets them start their own. `quantization` is how the bundle keeps matrices.
+    ranks; None lets them start their own. `changes` are what the bundle's description has of the checkpoint's.
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
-        return compare_steps(manifest, steps, checkpoint, quantization=quantization)
+        return compare_steps(manifest, steps, checkpoint, changes=changes)
 
 
 def compare_steps(
@@ -74,10 +74,10 @@ def compare_steps(
     checkpoint: Checkpoint,
     *,
     method: GoldenMethod = "executables",
-    quantization: Quantization | None = None,
+    changes: ModelChanges = UNCHANGED,
 ) -> GoldenResult:
     """Does the same as `check_golden`, with steps of what stands for the executables, which have an empty KV cache."""
-    check = _Check(manifest, steps, checkpoint, quantization)
+    check = _Check(manifest, steps, checkpoint, changes)
     sequences = choose_sequences(manifest)
     for number, sequence in enumerate(sequences):
         check.run_sequence(number, sequence)
@@ -96,19 +96,17 @@ def compare_steps(
 
 
 class _Check:
-    def __init__(
-        self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint, quantization: Quantization | None
-    ) -> None:
+    def __init__(self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint, changes: ModelChanges) -> None:
         kept: DType = manifest.state.tensors[0].dtype
         self.dtype: DType = manifest.config.get("neuron_config", {}).get("torch_dtype", kept)
-        # Attention may compute in a dtype of its own, in which it keeps keys and values: the coarser one counts.
+        # Attention may compute in a dtype of its own, and keep keys and values in another: the coarsest one counts.
         self.tolerance = max(TOLERANCES[self.dtype], TOLERANCES[kept])
         self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._generators = manifest.executables_of("token_generation")
         self._manifest = manifest
         self._steps = steps
-        self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype], quantization)
+        self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype], changes)
 
     def run_sequence(self, number: int, sequence: GoldenSequence) -> None:
         """Encodes a prompt and feeds a few tokens. The sequences of a check take turns in rows and slots."""

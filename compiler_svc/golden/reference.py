@@ -18,11 +18,13 @@ from compiler_svc.golden.errors import ReferenceFailed
 from compiler_svc.models.nested_text import nest_config
 from compiler_svc.models.registry import find_family
 from compiler_svc.models.sources import Items, Joined, Sliced, Transposed, list_tensors
-from compiler_svc.models.transforms import Quantization, quantize
+from compiler_svc.models.specs import LayerSpec
+from compiler_svc.models.transforms import UNCHANGED, ModelChanges, Quantization, quantize
 from compiler_svc.sharding.plan import PlannedTensor, plan_weights
 from compiler_svc.sharding.values import SourceReader
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
+from execution.attention.reference import keep
 from execution.dtypes import TORCH_DTYPES
 from execution.quantized_linear import dequantize
 
@@ -32,8 +34,19 @@ REFERENCE_NAME: Final = f"transformers {transformers.__version__}"
 class Reference:
     """A checkpoint's model in transformers, in the dtype of the executables."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization | None = None) -> None:
-        """Loads the whole model into memory; of matrices that are quantized, or become so, what that leaves of them."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        changes: ModelChanges = UNCHANGED,
+    ) -> None:
+        """Loads the whole model into memory; of matrices that are quantized, or become so, what that leaves of them.
+
+        If `changes` say how keys and values are kept, the model attends to what that leaves.
+        """
+        quantization = changes.quantization
+        self._kept = None if changes.kept is None else TORCH_DTYPES[changes.kept.dtype]
+        self._scales = [] if self._kept is None else _read_scales(checkpoint, changes)
         transformers.utils.logging.disable_progress_bar()
         # Its report of tensors that it does not take: the plan has said so.
         transformers.utils.logging.set_verbosity_error()
@@ -71,7 +84,8 @@ class Reference:
             with self._naming_failures(self._model.config):
                 decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
         steps = [list(tokens[:num_prompt_tokens]), *([token] for token in tokens[num_prompt_tokens:])]
-        cache = None
+        with self._naming_failures(self._model.config):
+            cache = None if self._kept is None else _KeptCache(self._kept, self._scales, self._model.config)
         for step in steps:
             with self._naming_failures(self._model.config):
                 output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -107,6 +121,28 @@ class Reference:
             for name, value in self._ignored.items()
             if name in self._read and value != getattr(default, name, None)
         )
+
+
+class _KeptCache(transformers.DynamicCache):  # type: ignore[misc]
+    """A cache with what a dtype keeps of keys and values, by layer divided by scales of keys and of values."""
+
+    def __init__(self, dtype: torch.dtype, scales: Sequence[tuple[Tensor, Tensor]], config: Any) -> None:
+        super().__init__(config=config)
+        self._dtype = dtype
+        self._own_scales = scales
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Adds a step's keys and values to a layer's, and returns all of them."""
+        scaled = zip((key_states, value_states), self._own_scales[layer_idx], strict=True)
+        # As executables do, which divide in float32 and round to the dtype of the computation before they keep.
+        kept = (
+            (keep((tensor / scale).to(tensor.dtype), self._dtype).float() * scale).to(tensor.dtype)
+            for tensor, scale in scaled
+        )
+        updated: tuple[Tensor, Tensor] = super().update(*kept, layer_idx, *rest, **options)
+        return updated
 
 
 def _note_reads(kind: Any, read: set[str]) -> type:
@@ -153,6 +189,21 @@ def read_dequantized(checkpoint: Checkpoint, quantization: Quantization | None) 
                 target = state[name].t() if isinstance(part.whole, Transposed) else state[name]
                 target[part.start : part.start + part.length], rows = rows[: part.length], rows[part.length :]
     return state
+
+
+def _read_scales(checkpoint: Checkpoint, changes: ModelChanges) -> list[tuple[Tensor, Tensor]]:
+    """Reads what each layer's keys and values are divided by before they are kept, float32; 1: by nothing."""
+    description = ModelChanges(kept=changes.kept).apply(checkpoint.description)
+    plan = plan_weights(description, checkpoint, dtype="float32", cast_type="config", tp_degree=1)
+    planned = {one.name: one for one in plan.tensors}
+    with TensorReader(checkpoint) as reader:
+        opened = SourceReader(reader)
+
+        def read(layer: LayerSpec, name: str) -> Tensor:
+            path = f"{layer.attention.output.name.rpartition('.')[0]}.{name}"
+            return _read(opened, planned[path]) if path in planned else torch.ones(1)
+
+        return [(read(layer, "k_scale"), read(layer, "v_scale")) for layer in description.layers]
 
 
 def _read(opened: SourceReader, planned: PlannedTensor) -> Tensor:

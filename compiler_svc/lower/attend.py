@@ -22,7 +22,13 @@ from execution.attention.reference import Step
 #: The dtypes of queries and of caches.
 DtypePair = tuple[torch.dtype, torch.dtype]
 #: Element types of the kernel's templates, by dtype, and how functions' names call them.
-_ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
+_ELEMENTS: Final = {
+    torch.float32: "float",
+    torch.bfloat16: "BFloat16",
+    torch.float16: "Float16",
+    torch.float8_e4m3fn: "Float8E4M3",
+    torch.int8: "Int8",
+}
 #: The functions' arguments, in the order of the fields of `Step` in kernels/attend_step.h; null pointers for none.
 _ARGUMENTS: Final = (
     "void* attended, const void* queries, const void* keys, const void* values, void* key_cache, void* value_cache, "

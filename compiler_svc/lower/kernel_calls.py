@@ -15,6 +15,8 @@ _CPP_TYPES: Final = {
     torch.float32: "float",
     torch.bfloat16: "uint16_t",
     torch.float16: "uint16_t",
+    torch.float8_e4m3fn: "uint8_t",
+    torch.int8: "int8_t",
     torch.int32: "int32_t",
     torch.int64: "int64_t",
     torch.bool: "bool",

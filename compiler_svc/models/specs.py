@@ -6,7 +6,7 @@ Every way to compose a layer is a spec of its own, which has what its module hon
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from bundle.abi.formats import FORMATS
@@ -225,6 +225,7 @@ class AttentionSpec:
         """In the order of the projections, then of the norms, then the slopes."""
         norms = (norm for norm in (self.query_norm, self.key_norm) if norm is not None)
         yield from parameters_of(*self.projections, self.output, *norms)
+        yield from self._scales()
         if self.has_slopes:
             count = self.heads.num_query_heads
             yield ParameterSpec(
@@ -234,6 +235,24 @@ class AttentionSpec:
                 group=MemoryGroup.DERIVED,
                 dtype="float32",
             )
+
+    def _scales(self) -> Iterator[ParameterSpec]:
+        """What keys and values are divided by before they are kept, in the shapes of NxD Inference: [1],
+        [KV heads, 1, 1] or [1, 1, head_dim].
+        """
+        kept, heads = self.state.kept, self.heads
+        axes = {
+            "tensor": (Axis(1),),
+            "head": (Axis(heads.num_kv_heads, replace(heads, head_dim=1)), Axis(1), Axis(1)),
+            "channel": (Axis(1), Axis(1), Axis(heads.head_dim)),
+        }
+        kinds = {} if kept is None else {"k_scale": kept.key_scales, "v_scale": kept.value_scales}
+        for name, kind in kinds.items():
+            if kind is not None:
+                path = f"{self.output.name.rpartition('.')[0]}.{name}"
+                yield ParameterSpec(
+                    name=path, axes=axes[kind], source=Stored(path), group=MemoryGroup.ATTENTION, dtype="float32"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from bundle.abi.state import KINDS
 from bundle.abi.tensor import DType
@@ -13,6 +13,19 @@ from compiler_svc.models.divisions import ByHeads
 #: Rings have a multiple of this many positions. Heads have an even size, so what belongs to a slot and a head begins
 #: with a cache line of 64 bytes if items have at least 2 bytes.
 RING_POSITIONS: Final = 16
+
+
+#: What has a scale of its own.
+ScaleKind = Literal["tensor", "head", "channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAs:
+    """How caches keep keys and values: in a dtype, divided by scales first if there are some."""
+
+    dtype: DType
+    key_scales: ScaleKind | None = None
+    value_scales: ScaleKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +42,18 @@ class StateSpec:
     """Keys and values of one layer, which stay from one step to the next.
 
     A token attends to `window` positions up to its own; None: all. The layer's attention computes in `dtype`; None: in
-    that of the whole computation. Keys and values are kept in `kept_dtype`; None: in that of attention.
+    that of the whole computation. `kept` says how keys and values are kept; None: in the dtype of attention.
     """
 
     layer: int
     heads: ByHeads
     window: int | None = None
     dtype: DType | None = None
-    kept_dtype: DType | None = None
+    kept: KeptAs | None = None
 
     def rows(self, computed: DType) -> Iterator[StateRow]:
         """Its tensors, in calling order; `computed` is the dtype of the whole computation."""
-        dtype = self.kept_dtype or self.dtype or computed
+        dtype = self.dtype or computed if self.kept is None else self.kept.dtype
         for kind in KINDS:
             yield StateRow(f"{kind}.{self.layer}", dtype, self.heads.head_dim)
 

@@ -12,7 +12,7 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly, join_axes
 from compiler_svc.models.parameters import MemoryGroup
 from compiler_svc.models.specs import AttentionSpec, LayerSpec, LinearSpec
-from compiler_svc.models.state import StateSpec
+from compiler_svc.models.state import KeptAs, StateSpec
 
 #: A format whose groups are as large as each layer allows.
 INT4: Final = "int4"
@@ -37,13 +37,13 @@ class ModelChanges:
     below.
 
     It is data, so that another interpreter does the same. Without an `attention_dtype`, attention computes as all else;
-    without a `kept_dtype`, the KV cache has the dtype of attention.
+    without `kept`, the KV cache has the dtype of attention.
     """
 
     fuses_qkv: bool = False
     splits_vocabulary: bool = False
     attention_dtype: DType | None = None
-    kept_dtype: DType | None = None
+    kept: KeptAs | None = None
     quantization: Quantization | None = None
 
     def apply(self, description: ModelDescription) -> ModelDescription:
@@ -52,7 +52,7 @@ class ModelChanges:
             description = fuse_qkv(description)
         if self.splits_vocabulary:
             description = split_vocabulary(description)
-        if self.attention_dtype is not None or self.kept_dtype is not None:
+        if self.attention_dtype is not None or self.kept is not None:
             description = _change_states(description, self.change_state)
         if self.quantization is not None:
             description = quantize(description, self.quantization)
@@ -60,9 +60,9 @@ class ModelChanges:
 
     def change_state(self, state: StateSpec) -> StateSpec:
         """Describes a layer's state with the changes: attention computes in one dtype, projections and output layer
-        included, and keys and values may be kept in another one.
+        included, and keys and values may be kept in another way.
         """
-        return replace(state, dtype=self.attention_dtype or state.dtype, kept_dtype=self.kept_dtype or state.kept_dtype)
+        return replace(state, dtype=self.attention_dtype or state.dtype, kept=self.kept or state.kept)
 
 
 #: The changes of a configuration that makes none.

@@ -9,7 +9,6 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bundle.abi.formats import FORMATS
-from bundle.abi.tensor import DType
 from bundle.errors import FieldViolation
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
@@ -21,6 +20,7 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.packings import UNSAID
 from compiler_svc.models.parameters import MemoryGroup
 from compiler_svc.models.registry import find_family
+from compiler_svc.models.state import KeptAs, ScaleKind
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import INT4, ModelChanges, Quantization
 from compiler_svc.sharding.plan import WeightPlan, find_matrices, plan_weights
@@ -33,7 +33,12 @@ from compiler_svc.weights.packed import PackedMatrix
 from targets.registry import TARGETS
 
 #: What `kv_cache_quant` makes of keys and values.
-_QUANTIZED_KV: Final[DType] = "float8_e4m3fn"
+_CAST_KV: Final = KeptAs(dtype="float8_e4m3fn")
+_SCALES: Final[Mapping[str, ScaleKind]] = {
+    "per_tensor_symmetric": "tensor",
+    "per_key_symmetric": "head",
+    "per_channel_symmetric": "channel",
+}
 _GREEDY: Final = Sampling(
     mode="on_device",
     semantics="hf",
@@ -144,9 +149,21 @@ def choose_changes(config: NeuronConfig) -> ModelChanges:
         fuses_qkv=config.fused_qkv,
         splits_vocabulary=config.vocab_parallel,
         attention_dtype=None if config.attention_dtype == config.torch_dtype else config.attention_dtype,
-        kept_dtype=_QUANTIZED_KV if config.kv_cache_quant else None,
+        kept=choose_kept(config),
         quantization=choose_quantization(config, config.modules_to_not_convert or ()),
     )
+
+
+def choose_kept(config: NeuronConfig) -> KeptAs | None:
+    """Says how caches keep keys and values; None: as they are."""
+    chosen = config.kv_quant_config
+    if chosen is None:
+        return _CAST_KV if config.kv_cache_quant else None
+    if chosen.direct_cast:
+        return KeptAs(dtype=chosen.quant_dtype)
+    methods = (chosen.k_quant_method, chosen.v_quant_method)
+    key_scales, value_scales = (_SCALES[method] for method in methods)
+    return KeptAs(dtype=chosen.quant_dtype, key_scales=key_scales, value_scales=value_scales)
 
 
 def choose_quantization(config: NeuronConfig, skipped: Sequence[str]) -> Quantization | None:

@@ -183,6 +183,7 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
         quantized_mlp_kernel_enabled=draft.quantized_mlp_kernel_enabled,
         quantization_type=draft.quantization_type,
         kv_cache_quant=draft.kv_cache_quant,
+        kv_quant_config=draft.kv_quant_config,
         modules_to_not_convert=draft.modules_to_not_convert,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import msgspec
@@ -71,11 +71,11 @@ class GraphSpec:
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
         formats = {one.name: one.format for one in self.description.linears() if one.format}
-        attention, kept = self.description.states[0].dtype, self.description.states[0].kept_dtype
+        attention, kept = self.description.states[0].dtype, self.description.states[0].kept
         return (
             own
             | ({} if attention is None else {"attention_dtype": attention})
-            | ({} if kept is None else {"kept_dtype": kept})
+            | ({} if kept is None else {"kept": asdict(kept)})
             | ({"formats": formats} if formats else {})
             | {
                 "numeric_config": self.description.numeric_config,

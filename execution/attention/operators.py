@@ -8,8 +8,9 @@ Their arguments:
 - queries: [rows, tokens, heads, head_dim], rotated; float32, bfloat16 or float16.
 - keys, values: [rows, tokens, kv_heads, head_dim], of the step's tokens, in the queries' dtype; keys are rotated. Query
   head h reads KV head h // (heads / kv_heads).
-- key_cache, value_cache: [blocks, kv_heads, block_tokens, head_dim], of one of these dtypes. In the contiguous layout a
-  block is a slot. The last block is scratch: no live token lies in it.
+- key_cache, value_cache: [blocks, kv_heads, block_tokens, head_dim], of one of these dtypes, float8_e4m3fn or
+  int8. In the contiguous layout a block is a slot. The last block is scratch: no live token lies in it. Attention is to
+  what the cache keeps of keys and values, those of the step's own tokens included.
 - positions: int32 [rows, tokens]: place of each token in its sequence. Negative: there is no token; nothing is written
   for it, and its output is unspecified (zeros here).
 - block_table: int32 [rows, blocks of a row]: the row's blocks in the order of positions. They are a ring: a token at
@@ -33,8 +34,9 @@ from torch import Tensor
 
 from execution.attention.reference import Context, Options, Step, attend_to, write_tokens
 
-#: The dtypes of queries and of caches.
+#: The dtypes of queries.
 ATTENTION_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+CACHE_DTYPES: Final = (*ATTENTION_DTYPES, torch.float8_e4m3fn, torch.int8)
 
 
 def attend(
@@ -93,7 +95,7 @@ def _check(step: Step) -> None:
         ("queries", (rows, tokens, heads, head_dim), floats),
         ("keys", new, own),
         ("values", new, own),
-        ("key_cache", cache, floats),
+        ("key_cache", cache, CACHE_DTYPES),
         ("value_cache", cache, cached),
         ("positions", (rows, tokens), (torch.int32,)),
         ("block_table", (rows, step.block_table.shape[-1]), (torch.int32,)),

@@ -12,8 +12,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bundle.abi.formats import ITEM_BOUNDS
+
 #: The most scores of one head that are computed at once. In float32, 16 MiB.
 MAX_SCORES: Final = 1 << 22
+
+
+#: Of caches that keep bytes.
+_BOUNDS: Final = {torch.int8: ITEM_BOUNDS["int8"], torch.float8_e4m3fn: ITEM_BOUNDS["float8_e4m3fn"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,19 @@ class Options:
     soft_cap: float
 
 
+def keep(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns keys or values as caches of a dtype hold them.
+
+    Those of bytes hold no more than `ITEM_BOUNDS`: larger magnitudes become the largest, so that a graph gives the same
+    numbers on every target. Items of int8 are the nearest, and even ones of two.
+    """
+    bounds = _BOUNDS.get(dtype)
+    if bounds is None:
+        return tokens.to(dtype)
+    clipped = tokens.clamp(*bounds)
+    return (clipped if dtype.is_floating_point else clipped.round()).to(dtype)
+
+
 def write_tokens(cache: Tensor, tokens: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
     """Returns a cache with the step's tokens; those without a position change nothing.
 
@@ -62,7 +81,7 @@ def write_tokens(cache: Tensor, tokens: Tensor, positions: Tensor, block_table: 
     heads = torch.arange(cache.shape[1], dtype=torch.int32, device=cache.device)
     # What the last block holds at its first position is written there again for every token without a position.
     kept = cache[last_block, :, 0]
-    tokens = torch.where(is_live[:, :, None, None], tokens.to(cache.dtype), kept)
+    tokens = torch.where(is_live[:, :, None, None], keep(tokens, cache.dtype), kept)
     # Without an index of heads, graphs for XLA would transpose the whole cache to bring the other two together.
     places_of_heads = [blocks[:, :, None], heads, offsets[:, :, None]]
     written: Tensor = torch.ops.aten.index_put.default(cache, places_of_heads, tokens)
@@ -85,7 +104,8 @@ class Context:
     def of_step(cls, keys: Tensor, values: Tensor, positions: Tensor, dtype: torch.dtype) -> Context:
         """The step's own keys and values [rows, tokens, kv_heads, head_dim], rounded to the caches' dtype."""
         is_live = (positions >= 0)[:, :, None, None]
-        keys, values = (torch.where(is_live, tokens, 0).to(dtype).transpose(1, 2).float() for tokens in (keys, values))
+        live = (torch.where(is_live, tokens, 0) for tokens in (keys, values))
+        keys, values = (keep(tokens, dtype).transpose(1, 2).float() for tokens in live)
         return cls(keys, values, positions)
 
     @classmethod

@@ -80,7 +80,9 @@ class RankState:
         # One call for each tensor: a prefix cache gives thousands of blocks back at once.
         chosen = torch.tensor(sorted(set(slots)), dtype=torch.int64)
         for tensor in self.tensors.values():
-            tensor.index_fill_(0, chosen, 0)
+            # torch fills no rows of float8.
+            filled = tensor if tensor.itemsize > 1 else tensor.view(torch.uint8)
+            filled.index_fill_(0, chosen, 0)
         return sum(len(chosen) * tensor[0].nbytes for tensor in self.tensors.values())
 
 

@@ -17,6 +17,9 @@ PAIRS: Final = (
     (torch.bfloat16, torch.bfloat16),
     (torch.float16, torch.float16),
     (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.float8_e4m3fn),
+    (torch.float32, torch.int8),
 )
 
 

@@ -87,8 +87,8 @@ def attend_by_loops(arguments: list[Any], options: dict[str, Any]) -> tuple[Tens
         for token in range(tokens):
             if (position := int(positions[row, token])) >= 0:
                 block, offset = place(row, position)
-                key_cache[block, :, offset] = keys[row, token].to(key_cache.dtype)
-                value_cache[block, :, offset] = values[row, token].to(value_cache.dtype)
+                key_cache[block, :, offset] = round_to(keys[row, token], key_cache.dtype)
+                value_cache[block, :, offset] = round_to(values[row, token], value_cache.dtype)
     attended = torch.zeros_like(queries)
     window, soft_cap = options.get("window", 0), options.get("soft_cap", 0.0)
     for row in range(rows):
@@ -121,6 +121,11 @@ def attend_by_loops(arguments: list[Any], options: dict[str, Any]) -> tuple[Tens
     return attended, key_cache, value_cache
 
 
+def round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest that a dtype has."""
+    return (tensor if dtype.is_floating_point else tensor.round()).to(dtype)
+
+
 TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
 DECODE = AttentionStep((0, 5, 31), (1, 1, 1))
 CHUNK = AttentionStep((0, 9, 27), (4, 3, 4))
@@ -145,6 +150,11 @@ CASES = {
     "a narrower cache": replace(CHUNK, cache_dtype=torch.bfloat16),
     "a prompt in a narrower cache": AttentionStep(
         (0,), (6,), cache_dtype=torch.bfloat16, options={"reads_cache": False}
+    ),
+    "a float8 cache": replace(CHUNK, cache_dtype=torch.float8_e4m3fn),
+    "an int8 cache": replace(CHUNK, cache_dtype=torch.int8),
+    "a prompt in a float8 cache": AttentionStep(
+        (0,), (6,), cache_dtype=torch.float8_e4m3fn, options={"reads_cache": False}
     ),
     "a bound within a block": AttentionStep((4, 18), (2, 1), options={"max_context": 21}),
 }

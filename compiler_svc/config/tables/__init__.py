@@ -36,7 +36,12 @@ from compiler_svc.config.tables.inference_config import (
 from compiler_svc.config.tables.lora import LORA_SERVING_NOTES, LORA_SERVING_RULES, LoraServingConfig
 from compiler_svc.config.tables.model_attributes import list_model_attributes
 from compiler_svc.config.tables.neuron_config import NeuronConfig
-from compiler_svc.config.tables.quantization import QUANTIZATION_NOTES, QUANTIZATION_RULES
+from compiler_svc.config.tables.quantization import (
+    KV_QUANTIZATION_RULES,
+    QUANTIZATION_NOTES,
+    QUANTIZATION_RULES,
+    KVQuantizationConfig,
+)
 from compiler_svc.config.tables.sampling import (
     ON_DEVICE_SAMPLING_NOTES,
     ON_DEVICE_SAMPLING_RULES,
@@ -86,6 +91,7 @@ RULES: Final[Mapping[str, tuple[tuple[Rule, ...], tuple[Note, ...]]]] = {
     "InferenceConfig": (INFERENCE_CONFIG_RULES, ()),
     "NeuronConfig": (_NEURON_CONFIG_RULES, _NEURON_CONFIG_NOTES),
     "OnDeviceSamplingConfig": (ON_DEVICE_SAMPLING_RULES, ON_DEVICE_SAMPLING_NOTES),
+    "KVQuantizationConfig": (KV_QUANTIZATION_RULES, ()),
     "LoraServingConfig": (LORA_SERVING_RULES, LORA_SERVING_NOTES),
     "RoutedExpertsMLPOpsConfig": (ROUTED_EXPERTS_RULES, ()),
     "BlockwiseMatmulConfig": (BLOCKWISE_MATMUL_RULES, BLOCKWISE_MATMUL_NOTES),
@@ -100,6 +106,7 @@ TABLES: Final[dict[str, ConfigTable]] = {
         InferenceConfig,
         NeuronConfig,
         OnDeviceSamplingConfig,
+        KVQuantizationConfig,
         LoraServingConfig,
         FusedSpecNeuronConfig,
         RouterConfig,

@@ -9,9 +9,16 @@ from compiler_svc.config.attribute import LATER, Support, Values, attribute, hin
 from compiler_svc.config.buckets import BUCKET_ATTRIBUTES, resolve_buckets
 from compiler_svc.config.domains import integer
 from compiler_svc.config.rule import KILN, NXDI_CODE, Note, Rule, needs
-from compiler_svc.config.tables.documents import ATTENTION, KERNELS, KV_QUANTIZATION, PREFIX_CACHING, QUANTIZATION
+from compiler_svc.config.tables.documents import (
+    ATTENTION,
+    KERNELS,
+    KV_QUANTIZATION,
+    PREFIX_CACHING,
+    QUANTIZATION,
+    UNDOCUMENTED,
+)
 from compiler_svc.config.tables.general import DTYPES, NO_SIZE, DType
-from compiler_svc.config.tables.quantization import QUANTIZED
+from compiler_svc.config.tables.quantization import QUANTIZED, KVQuantizationConfig
 from targets.cpu import CPU
 
 NO_KERNELS: Final = hint("the compiler chooses this target's kernels")
@@ -44,8 +51,11 @@ class AttentionAttributes:
     kv_cache_quant: bool = attribute(
         KV_QUANTIZATION,
         default=False,
-        cpu=LATER,
+        compiled=LATER,
         note="to float8_e4m3fn, as the API guide says; in NxD Inference, kv_quant_config is the switch",
+    )
+    kv_quant_config: KVQuantizationConfig | None = attribute(
+        UNDOCUMENTED, compiled=LATER, note="decides whatever kv_cache_quant says"
     )
     is_block_kv_layout: bool = attribute(PREFIX_CACHING, default=False)
     # vLLM's plugin for Neuron writes both, whatever the layout is.

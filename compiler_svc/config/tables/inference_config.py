@@ -54,9 +54,14 @@ class InferenceConfig:
     def to_json(self) -> dict[str, Any]:
         """The configuration as a document, for the manifest and for cache keys: what resolves to it again.
 
-        The model's attributes stand at the top level. What is unset at the top level is left out.
+        The model's attributes stand at the top level. What is unset at the top level is left out, and so are unset
+        attributes that are newer than bundles, whose digests stay.
         """
-        document = {**self.model_attributes, "neuron_config": _plain(self.neuron_config)}
+        neuron_config = _plain(self.neuron_config)
+        for name in _LEFT_OUT_UNSET:
+            if neuron_config[name] is None:
+                del neuron_config[name]
+        document = {**self.model_attributes, "neuron_config": neuron_config}
         if self.fused_spec_config is not None:
             draft = self.fused_spec_config.draft_config
             document["fused_spec_config"] = _plain(self.fused_spec_config) | {
@@ -76,6 +81,10 @@ class InferenceConfig:
             draft_config = cls.from_fields(fields["fused_spec_config"]["draft_config"])
             config = replace(config, fused_spec_config=replace(config.fused_spec_config, draft_config=draft_config))
         return config
+
+
+#: Attributes that earlier bundles do not have.
+_LEFT_OUT_UNSET: Final = ("kv_quant_config",)
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from compiler_svc.config.attribute import LATER, Derivation, Values, attribute
-from compiler_svc.config.rule import NXDI_CODE, Note, Rule
-from compiler_svc.config.tables.documents import QUANTIZATION
+from compiler_svc.config.domains import choice
+from compiler_svc.config.rule import KILN, NXDI_CODE, Note, Rule
+from compiler_svc.config.tables.documents import QUANTIZATION, UNDOCUMENTED
 from compiler_svc.config.tables.general import NO_SIZE
 from compiler_svc.config.tables.speculation import fuse
 from targets.cpu import CPU
@@ -47,6 +48,61 @@ class QuantizationAttributes:
     modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=())
     draft_model_modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)
 
+
+KvMethod = Literal["per_tensor_symmetric", "per_key_symmetric", "per_channel_symmetric"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVQuantizationConfig:
+    """How the KV cache keeps keys and values: cast, or divided by scales of the checkpoint first."""
+
+    direct_cast: bool = attribute(UNDOCUMENTED, default=True, neuron=NO_SIZE, compiled=LATER)
+    quant_dtype: Literal["float8_e4m3fn", "int8"] = attribute(
+        UNDOCUMENTED,
+        choice(("float8_e4m3fn", "int8"), prefix="torch."),
+        default="float8_e4m3fn",
+        neuron=NO_SIZE,
+        compiled=LATER,
+        note="NxD Inference takes any dtype",
+    )
+    k_quant_method: KvMethod = attribute(
+        UNDOCUMENTED,
+        default="per_tensor_symmetric",
+        neuron=NO_SIZE,
+        compiled=LATER,
+        note="the checkpoint's self_attn.k_scale of each layer: [1], [KV heads, 1, 1] or [1, 1, head_dim]",
+    )
+    v_quant_method: KvMethod = attribute(
+        UNDOCUMENTED,
+        default="per_tensor_symmetric",
+        neuron=NO_SIZE,
+        compiled=LATER,
+        note="self_attn.v_scale, as for keys",
+    )
+
+
+#: Rules on the values of a KVQuantizationConfig.
+KV_QUANTIZATION_RULES: Final = (
+    *(
+        Rule(
+            (name, "direct_cast"),
+            lambda v, name=name: not v["direct_cast"] or v[name] == "per_tensor_symmetric",  # type: ignore[misc]
+            "'per_tensor_symmetric', unless direct_cast is false: a cast has no scales",
+            NXDI_CODE,
+            breaks={name: "per_key_symmetric"},
+            keeps={name: "per_key_symmetric", "direct_cast": False},
+        )
+        for name in ("k_quant_method", "v_quant_method")
+    ),
+    Rule(
+        ("quant_dtype", "direct_cast"),
+        lambda v: not v["direct_cast"] or v["quant_dtype"] != "int8",
+        "'float8_e4m3fn', unless direct_cast is false: without scales, int8 would keep whole numbers",
+        KILN,
+        breaks={"quant_dtype": "int8"},
+        keeps={"quant_dtype": "torch.int8", "direct_cast": False},
+    ),
+)
 
 #: An example.
 QUANTIZED: Final = {"quantized": True, "quantized_checkpoints_path": "quantized"}

@@ -65,7 +65,6 @@ _NEURON_CONFIG: Final = (
         attn_cls="NeuronLlamaAttention",
         kv_cache_batch_size=same_as("batch_size"),
         kv_cache_padding_size=0,
-        kv_quant_config=None,
         pre_rope_rmsnorm=False,
         # Kernels
         moe_fused_nki_kernel_enabled=None,

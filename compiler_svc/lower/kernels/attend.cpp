@@ -6,7 +6,7 @@
 // for many, divide long rows at fixed positions, so that threads can share them.
 //
 // Caches are read through `load` and written through `convert` (vectors.h), one head of one position at a time: that is
-// where scales of narrower elements belong.
+// where scales of narrower elements belong. What `load` leaves out of elements, `kUnit`, is a factor of scores and outputs.
 
 #include <omp.h>
 
@@ -223,7 +223,7 @@ static bool multiplies_pairs = kHasPairs && !__builtin_cpu_is("intel");
 
 template <class Query, class Cached>
 void attend(Step<Query, Cached> step) {
-  step.scale *= kLog2E, step.soft_cap *= kLog2E;
+  step.scale *= kLog2E * kUnit<Cached>, step.soft_cap *= kLog2E;
   std::vector<Plan> plans;
   for (int64_t row = 0; row < step.rows; row++) {
     Plan plan{Row(step, row), {}};

@@ -34,7 +34,7 @@ struct Step {
   const bool* tree_mask;       // [tokens, tokens] of each row, `tree_stride` apart, or none
   int64_t rows, tokens, heads, kv_heads, head_dim, block_tokens, row_blocks;
   int64_t query_stride, key_stride, value_stride, tree_stride;
-  float scale;     // scores are logarithms to the base 2: this has the factor kLog2E
+  float scale;     // scores are logarithms to the base 2: this has the factors kLog2E and kUnit of cached elements
   int64_t window;  // 0: none
   float soft_cap;  // 0: none; with the same factor
 
@@ -181,7 +181,7 @@ inline void finish(
     int64_t count, float* joined) {
   Query* const to = find_output(step, row, token, head);
   if (count == 1 && step.sinks == nullptr) {
-    write_scaled(to, partials[0].values, 1 / partials[0].sum, step.head_dim);
+    write_scaled(to, partials[0].values, kUnit<Cached> / partials[0].sum, step.head_dim);
     return;
   }
   const float sink = step.sinks != nullptr ? step.sinks[head] * kLog2E : kHidden;
@@ -196,7 +196,7 @@ inline void finish(
       store(joined + at, multiply_add(load(partials[i].values + at), broadcast(factor), before));
     }
   }
-  write_scaled(to, joined, 1 / total, step.head_dim);
+  write_scaled(to, joined, kUnit<Cached> / total, step.head_dim);
 }
 
 // Writes one head's key and value of a token into the caches. `Write` copies elements, of another type if need be.

@@ -278,6 +278,31 @@ inline void store_one(BFloat16* to, float value) {  // rounded to nearest, ties 
   to->bits = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 inline void store_one(Float16* to, float value) { to->bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+inline void store_one(Int8* to, float value) {  // as well
+  to->bits = static_cast<int8_t>(_mm_cvtss_si32(_mm_set_ss(std::clamp(value, -128.0f, 127.0f))));
+}
+// As well; magnitudes above 240, the largest of Neuron's, become 240. All on bits: compilers may assume that floats are
+// no NaN.
+inline void store_one(Float8E4M3* to, float value) {
+  constexpr uint32_t kInfinity = 0x7f800000, kMost = 0x43700000, kLeastNormal = 0x3c800000;  // the last 2^-6
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t sign = bits >> 24 & 0x80;
+  uint32_t magnitude = std::min(bits & 0x7fffffff, kInfinity + 1);
+  if (magnitude > kInfinity) {
+    magnitude = 0x7f;
+  } else if (magnitude >= kLeastNormal) {
+    magnitude = std::min(magnitude, kMost);
+    magnitude = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
+  } else {  // multiples of 2^-9, which are the last digits of numbers from 2^14 on
+    float shifted;
+    std::memcpy(&shifted, &magnitude, sizeof shifted);
+    shifted += 16384.0f;
+    std::memcpy(&magnitude, &shifted, sizeof magnitude);
+    magnitude &= 0xf;
+  }
+  to->bits = static_cast<uint8_t>(sign | magnitude);
+}
 
 // Copies elements, of another type if need be.
 template <class To, class From>

@@ -47,6 +47,10 @@ class Attention(nn.Module):
         self.q_norm = None if spec.query_norm is None else make_norm(spec.query_norm, ranks)
         self.k_norm = None if spec.key_norm is None else make_norm(spec.key_norm, ranks)
         self.pairs_neighbours = spec.pairs_neighbours
+        scales = {one.name.rpartition(".")[2]: one for one in spec.parameters() if one.name.endswith("_scale")}
+        self.k_scale, self.v_scale = (
+            make_parameter(scales[name], ranks) if name in scales else None for name in ("k_scale", "v_scale")
+        )
         derived = [one for one in spec.parameters() if isinstance(one.source, SlopeSource)]
         self.slopes = make_parameter(derived[0], ranks) if derived else None
         self.dtype = None if spec.state.dtype is None else TORCH_DTYPES[spec.state.dtype]
@@ -71,6 +75,9 @@ class Attention(nn.Module):
             if self.pairs_neighbours:
                 queries, keys = (_part_neighbours(heads, rotation[0].shape[-1]) for heads in (queries, keys))
             queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+        # Scores, and sums of values, are linear: what keys and values are divided by, queries and outputs are times.
+        queries, keys = self._scale_heads(queries, self.k_scale), _divide(keys, self.k_scale)
+        values = _divide(values, self.v_scale)
         sinks = tree_mask = None
         attended, *written = torch.ops.kiln.attend(
             queries,
@@ -89,7 +96,15 @@ class Attention(nn.Module):
             reads_cache=tokens.kind.reads_cache,
             max_context=tokens.kind.max_context,
         )
+        attended = self._scale_heads(attended, self.v_scale)
         return cast(self.o_proj(attended.flatten(2)), hidden.dtype), KvCache(*written)
+
+    def _scale_heads(self, heads: Tensor, scale: Tensor | None) -> Tensor:
+        """Multiplies query heads [rows, tokens, heads, head_dim] by the scales of the KV heads that they read."""
+        if scale is None:
+            return heads
+        grouped = heads.view(*heads.shape[:2], self.num_kv_heads, -1, self.head_dim) * scale
+        return cast(grouped.flatten(2, 3), heads.dtype)
 
     def _normalize(self, norm: nn.Module, heads: Tensor) -> Tensor:
         """Normalizes each head of [rows, tokens, heads, head_dim], or all of a token's as one."""
@@ -106,6 +121,14 @@ class Attention(nn.Module):
             part.view(*part.shape[:-1], count, self.head_dim) for part, count in zip(projected, counts, strict=True)
         )
         return queries, keys, values
+
+
+def _divide(heads: Tensor, scale: Tensor | None) -> Tensor:
+    """Divides KV heads [rows, tokens, kv_heads, head_dim] by scales; those of heads that pad a rank's are zeros."""
+    if scale is None:
+        return heads
+    divided = heads.unsqueeze(3) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+    return cast(divided.squeeze(3), heads.dtype)
 
 
 def _part_neighbours(heads: Tensor, rotary_dim: int) -> Tensor:

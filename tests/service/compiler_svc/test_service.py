@@ -65,12 +65,12 @@ class TestCompile:
 
 class TestRefusals:
     async def test_every_mistake_of_a_configuration(self, client: Client) -> None:
-        mistakes = {"seq_len": "64", "max_contxt_length": 3, "kv_cache_quant": True}
+        mistakes = {"seq_len": "64", "max_contxt_length": 3, "flash_decoding_enabled": True}
         how = await refused(client.compile(neuron_config=mistakes), "INVALID_ARGUMENT", "CONFIG_INVALID")
         assert how.fields == {
             "neuron_config.seq_len": f"got '64'; accepted: {LENGTH}",
             "neuron_config.max_contxt_length": "got 3; accepted: did you mean 'max_context_length'?",
-            "neuron_config.kv_cache_quant": "got True; accepted: False, all that this version serves",
+            "neuron_config.flash_decoding_enabled": "got True; accepted: False, all that this version serves",
         }
 
     async def test_of_single_fields(self, client: Client, home: Path) -> None:
@@ -86,7 +86,7 @@ class TestRefusals:
             how = await refusal(client.compile(**fields))
             assert (how.code.name, how.reason, list(how.fields)) == (code, reason, [field]), fields
 
-    @pytest.mark.parametrize("attribute", ["kv_cache_quant", "qk_layernorm"])
+    @pytest.mark.parametrize("attribute", ["flash_decoding_enabled", "qk_layernorm"])
     async def test_a_feature_that_is_not_served(self, client: Client, attribute: str) -> None:
         name = f"neuron_config.{attribute}"
         call = client.compile(neuron_config={attribute: True})

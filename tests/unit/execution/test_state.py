@@ -8,6 +8,7 @@ import os
 from array import array
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -41,6 +42,17 @@ def read_resident_bytes(state: RankState) -> int:
             # The highest bits say that a page is in memory, or in the swap.
             pages |= {page for page, entry in enumerate(entries, first) if entry >> 62}
     return len(pages) * mmap.PAGESIZE
+
+
+def test_slots_of_a_float8_state_are_zeroed() -> None:
+    tensors = tuple(msgspec.structs.replace(one, dtype="float8_e4m3fn") for one in make_layout().tensors)
+    state = RankState(msgspec.structs.replace(make_layout(), tensors=tensors))
+    assert state.size_bytes == (SLOTS + 1) * SLOT_BYTES // 4
+    for tensor in state.tensors.values():
+        tensor.fill_(1)
+    assert state.zero([2]) == SLOT_BYTES // 4
+    for tensor in state.tensors.values():
+        assert [bool(slot.any()) for slot in tensor] == [slot != 2 for slot in range(SLOTS + 1)]
 
 
 @pytest.mark.parametrize("choice", CHOICES)

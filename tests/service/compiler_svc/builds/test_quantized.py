@@ -1,7 +1,8 @@
-"""Bundles of quantized models, by real builds: their golden checks compare them with what quantization leaves."""
+"""Bundles of quantized models and KV caches, by real builds: golden checks compare with what quantization leaves."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from math import prod
 from pathlib import Path
@@ -16,6 +17,9 @@ from safetensors.numpy import load_file, save_file
 from bundle.abi.tensor import DTYPES
 from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
+from bundle.store.referrers import list_referrers, read_referrer
+from compiler_svc.golden.comparison import TOLERANCES
+from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.quantized import WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.compiler_process import run_compiler
@@ -98,6 +102,48 @@ async def check_numbers_that_no_scale_fits(client: Client, home: Path, fields: d
         assert how.fields == {"model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers"}
         assert {path: path.stat().st_size for path in (home / "store" / "blobs").rglob("*")} == blobs
         assert list((home / "store" / ".kiln" / "staging").iterdir()) == []
+
+
+_SCALED: Final = {"direct_cast": False, "quant_dtype": "int8", "k_quant_method": "per_key_symmetric"}
+_BLOCKS: Final = {"is_block_kv_layout": True, "pa_num_blocks": 6, "pa_block_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("level", "config", "item"),
+    [
+        (pb.OPTIMIZATION_LEVEL_O1, {"kv_cache_quant": True}, "float8_e4m3fn"),
+        (pb.OPTIMIZATION_LEVEL_O0, {"kv_quant_config": _SCALED, "tp_degree": 2} | _BLOCKS, "int8"),
+        pytest.param(pb.OPTIMIZATION_LEVEL_O1, {"kv_quant_config": _SCALED} | _BLOCKS, "int8", marks=pytest.mark.slow),
+    ],
+    ids=["cast", "scaled", "scaled-compiled"],
+)
+async def test_quantized_caches_compile(
+    client: Client, home: Path, level: int, config: dict[str, Any], item: str
+) -> None:
+    """Their golden checks compare with transformers, which attends to what bytes leave of keys and values."""
+    path = write_checkpoint(home / "models" / "cached")
+    if item == "int8":
+        write_scales(path / "model.safetensors")
+    plain = {"seq_len": 16, "max_context_length": 8}
+    fields = {"model": "cached", "neuron_config": plain | config, "optimization_level": level}
+    planned = await client.plan(**fields)
+    built = await client.build(name="cache", **fields)
+    layout = Layout(home / "store")
+    tensors = open_bundle(layout, built.digest).manifest.state.tensors
+    assert {tensor.dtype for tensor in tensors} == {item}
+    assert planned.ranks[0].kv_bytes == sum(prod(tensor.shape) for tensor in tensors)
+    (referrer,) = list_referrers(layout, built.digest, GOLDEN_TYPE)
+    assert json.loads(read_referrer(layout, referrer.digest))["max_deviation"] < TOLERANCES["float32"]
+
+
+def write_scales(path: Path) -> None:
+    """Adds scales of keys, one for each of two heads, and of values, one for a layer."""
+    tensors = load_file(path)
+    for layer in range(2):
+        at = f"model.layers.{layer}.self_attn"
+        tensors[f"{at}.k_scale"] = np.array([[[0.02]], [[0.03]]], np.float32)
+        tensors[f"{at}.v_scale"] = np.array([0.02], np.float32)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(("name", "level"), [("int8-tensor", 0), pytest.param("awq", 1, marks=pytest.mark.slow)])

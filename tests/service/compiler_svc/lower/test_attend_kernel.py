@@ -80,13 +80,53 @@ def assert_like_the_reference(kernel: AttendKernel, step: AttentionStep, threads
     error = (attended - expected)[is_live].float().abs().max() / expected.float().abs().max()
     assert error < TOLERANCES[step.dtype]
     assert attended[~is_live].isnan().all(), "a token without a position cost something"
-    assert arguments[3].equal(caches[0])
-    assert arguments[4].equal(caches[1])
+    assert_caches_equal(arguments[3:5], caches)
+
+
+def assert_caches_equal(caches: list[Tensor], expected: list[Tensor]) -> None:
+    """torch compares no float8."""
+    for cache, other in zip(caches, expected, strict=True):
+        assert cache.float().equal(other.float())
 
 
 @pytest.mark.parametrize("step", CASES.values(), ids=CASES)
 def test_kernel_does_what_the_reference_does(kernel: AttendKernel, step: AttentionStep) -> None:
     assert_like_the_reference(kernel, step)
+
+
+_BYTES = torch.arange(127, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "values", "bounds"),
+    [
+        (torch.float32, torch.float8_e4m3fn, _BYTES.view(torch.float8_e4m3fn).float(), (-240, 240)),
+        (torch.bfloat16, torch.float8_e4m3fn, _BYTES.view(torch.float8_e4m3fn).float(), (-240, 240)),
+        (torch.float32, torch.int8, _BYTES.float(), (-128, 127)),
+    ],
+)
+def test_bytes_are_rounded_as_torch_rounds_them(
+    kernel: AttendKernel, dtype: torch.dtype, kept: torch.dtype, values: Tensor, bounds: tuple[int, int]
+) -> None:
+    """All of their values, what lies halfway between them and beside that, and what is beyond the largest."""
+    halves = (values[1:] + values[:-1]) / 2
+    magnitudes = torch.cat([values, halves, halves * 1.01, halves * 0.99, torch.tensor([1e-30, 1e30, float("inf")])])
+    invalid = torch.tensor([float("nan")] * kept.is_floating_point)
+    written = torch.cat([magnitudes, -magnitudes, invalid]).to(dtype)
+    written = torch.nn.functional.pad(written, (0, -len(written) % 64)).view(1, -1, 1, 64)
+    tokens = written.shape[1]
+    step = AttentionStep(
+        (0,), (tokens,), heads=1, kv_heads=1, head_dim=64, block_tokens=tokens, blocks_per_row=1, dtype=dtype,
+        cache_dtype=kept,
+    )  # fmt: skip
+    arguments = step.make_arguments()
+    arguments[1], arguments[2] = written, -written
+    kernel.attend(arguments, step.make_options())
+    block = int(arguments[6][0, 0])
+    for cache, tokens_written in zip(arguments[3:5], (written, -written), strict=True):
+        clipped = tokens_written[0, :, 0].float().clamp(*bounds)
+        expected = (clipped if kept.is_floating_point else clipped.round()).to(kept).float()
+        torch.testing.assert_close(cache[block, 0].float(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_all_pairs_of_options_go_together(kernel: AttendKernel) -> None:

@@ -97,6 +97,8 @@ GRAPH_CASES: Final = (
     GraphCase({}, {"fused_qkv": True}),
     GraphCase({"tp_degree": 2}, {"rpl_reduce_dtype": "bfloat16"}),
     GraphCase({"cast_type": "as-declared"}, {"attention_dtype": "bfloat16"}),
+    GraphCase({}, {"kv_cache_quant": True}),
+    GraphCase({}, {"kv_quant_config": {}}),
     GraphCase({"tp_degree": 2}, {"vocab_parallel": True}),
     GraphCase({}, _QUANTIZED),
     GraphCase(_QUANTIZED, {"quantization_dtype": "f8e4m3"}),

@@ -33,7 +33,18 @@ def test_what_is_written_is_read() -> None:
     assert read_config(manifest) == config
 
 
-@pytest.mark.parametrize("neuron_config", [{"later_attribute": 1}, {"kv_cache_quant": True}, {"seq_len": 0}])
+def test_what_is_newer_than_bundles_changes_no_digest_while_it_is_unset() -> None:
+    unset, given = (
+        resolve_config({"neuron_config": one}, checkpoint_dtype="float32").config
+        for one in ({}, {"kv_quant_config": {}})
+    )
+    assert "kv_quant_config" not in unset.to_json()["neuron_config"]
+    assert given.to_json()["neuron_config"]["kv_quant_config"]["direct_cast"] is True
+    manifest = msgspec.structs.replace(sample_manifest(), config={"hidden_size": 8} | given.to_json())
+    assert read_config(manifest) == given
+
+
+@pytest.mark.parametrize("neuron_config", [{"later_attribute": 1}, {"flash_decoding_enabled": True}, {"seq_len": 0}])
 def test_the_configuration_of_another_version_is_refused(neuron_config: dict[str, object]) -> None:
     manifest = msgspec.structs.replace(sample_manifest(), config={"neuron_config": neuron_config})
     with pytest.raises(GraphAbiMismatch, match=next(iter(neuron_config))):

@@ -6,8 +6,10 @@ import pytest
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving
 from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.models.errors import ModelConfigInvalid
-from compiler_svc.planning.build_plan import choose_generation_defaults, choose_sampling, plan_build
+from compiler_svc.models.state import KeptAs
+from compiler_svc.planning.build_plan import choose_generation_defaults, choose_kept, choose_sampling, plan_build
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointInvalid
 from tests.checkpoints.random_weights import write_checkpoint
 
 
@@ -50,6 +52,39 @@ def sampling(**values: Any) -> Sampling:
 )
 def test_sampling(on_device: dict[str, Any] | None, expected: Sampling) -> None:
     assert choose_sampling(resolve(on_device_sampling_config=on_device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("neuron_config", "expected"),
+    [
+        ({}, None),
+        ({"kv_cache_quant": True}, KeptAs(dtype="float8_e4m3fn")),
+        ({"kv_quant_config": {"direct_cast": True}}, KeptAs(dtype="float8_e4m3fn")),
+        (
+            {"kv_quant_config": {"direct_cast": False, "quant_dtype": "int8"}, "kv_cache_quant": True},
+            KeptAs(dtype="int8", key_scales="tensor", value_scales="tensor"),
+        ),
+        (
+            {
+                "kv_quant_config": {
+                    "direct_cast": False,
+                    "quant_dtype": "torch.float8_e4m3fn",
+                    "k_quant_method": "per_channel_symmetric",
+                    "v_quant_method": "per_key_symmetric",
+                }
+            },
+            KeptAs(dtype="float8_e4m3fn", key_scales="channel", value_scales="head"),
+        ),
+    ],
+)
+def test_caches_keep_what_kv_quant_config_says(neuron_config: dict[str, Any], expected: KeptAs | None) -> None:
+    assert choose_kept(resolve(**neuron_config)) == expected
+
+
+def test_scales_that_a_checkpoint_lacks_are_named(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
+    with pytest.raises(CheckpointInvalid, match=r"self_attn\.k_scale: got missing; accepted: a tensor of shape \[1\]"):
+        plan_build(checkpoint, resolve(kv_quant_config={"direct_cast": False}), target="cpu")
 
 
 LLAMA: dict[str, Any] = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}

@@ -34,6 +34,7 @@ ALL_CHANGES: Final = {
     "vocab_parallel": True,
     "cast_type": "as-declared",
     "attention_dtype": "bfloat16",
+    "kv_cache_quant": True,
     "quantized": True,
     "modules_to_not_convert": ["lm_head"],
 }

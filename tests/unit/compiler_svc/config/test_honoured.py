@@ -22,6 +22,12 @@ ELSEWHERE: Final = {
     "InferenceConfig.attribute_map": (
         "tests/unit/compiler_svc/weights/test_overrides.py::test_an_alias_in_the_checkpoint"
     ),
+    **{
+        f"KVQuantizationConfig.{name}": (
+            "tests/unit/compiler_svc/builds/test_plan.py::test_caches_keep_what_kv_quant_config_says"
+        )
+        for name in ("direct_cast", "quant_dtype", "k_quant_method", "v_quant_method")
+    },
     "NeuronConfig.cast_type": (
         "tests/unit/compiler_svc/models/test_dtypes.py::test_as_declared_weights_keep_their_dtypes"
     ),

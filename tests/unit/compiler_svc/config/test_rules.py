@@ -22,6 +22,7 @@ PLACES = {
     "InferenceConfig": (),
     "NeuronConfig": ("neuron_config",),
     "OnDeviceSamplingConfig": ("neuron_config", "on_device_sampling_config"),
+    "KVQuantizationConfig": ("neuron_config", "kv_quant_config"),
     "LoraServingConfig": ("neuron_config", "lora_config"),
     "RoutedExpertsMLPOpsConfig": ("neuron_config", "routed_experts_mlp_ops_config"),
     "BlockwiseMatmulConfig": ("neuron_config", "blockwise_matmul_config"),

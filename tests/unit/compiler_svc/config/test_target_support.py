@@ -41,7 +41,7 @@ class TestNotServed:
             {"flash_decoding_enabled": True},
             {"return_router_logits": True},
             {"routed_experts_mlp_ops_config": {}},
-            {"kv_cache_quant": True, "lora_config": {}},
+            {"flash_decoding_enabled": True, "lora_config": {}},
         ],
     )
     def test_each_is_named(self, values: dict[str, Any]) -> None:
@@ -60,8 +60,9 @@ class TestNotServed:
             {"router_config": {}},
             {"router_config": {"act_fn": "softmax"}},
             {"moe_tp_degree": 1},
-            {"kv_cache_quant": False},
+            {"flash_decoding_enabled": False},
             # Served, or the default.
+            {"kv_cache_quant": True},
             {"batch_size": 4, "is_continuous_batching": True},
             {"output_logits": True, "on_device_sampling_config": {"dynamic": True, "global_topk": 64, "top_k": 5}},
             {"save_sharded_checkpoint": False},

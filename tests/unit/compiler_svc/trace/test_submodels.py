@@ -6,6 +6,7 @@ import pytest
 from bundle.abi.outputs import list_flags
 from bundle.manifest import Sampling, TensorSpec
 from compiler_svc.models.registry import describe_model, find_family
+from compiler_svc.models.state import KeptAs
 from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
@@ -126,13 +127,14 @@ def test_state_of_several_ranks(tp_degree: int, kv_heads: tuple[tuple[int, ...],
 
 def test_attention_computes_in_one_dtype_and_keeps_in_another() -> None:
     plain = make_spec()
-    changes = ModelChanges(attention_dtype="float32", kept_dtype="float8_e4m3fn")
+    changes = ModelChanges(attention_dtype="float32", kept=KeptAs(dtype="float8_e4m3fn"))
+    kept = {"dtype": "float8_e4m3fn", "key_scales": None, "value_scales": None}
     spec = make_spec(description=changes.apply(plain.description))
     assert {tensor.dtype for tensor in describe_state(spec).tensors} == {"float8_e4m3fn"}
     assert [tensor.shape for tensor in describe_state(spec).tensors] == [
         tensor.shape for tensor in describe_state(plain).tensors
     ]
-    assert spec.to_json() == plain.to_json() | {"attention_dtype": "float32", "kept_dtype": "float8_e4m3fn"}
+    assert spec.to_json() == plain.to_json() | {"attention_dtype": "float32", "kept": kept}
 
 
 def make_sliding_spec(window: int, **changes: Any) -> GraphSpec:
