@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 from bundle.reference import ACCEPTED_ALIAS, ACCEPTED_NAME
 
 # A status travels in HTTP/2 headers, of which peers accept some 8 KiB.
@@ -68,15 +68,31 @@ class OwnerInvalid(CompilerError, code="INVALID_ARGUMENT"):
 class PathOutsideModelRoots(CompilerError, code="PERMISSION_DENIED"):
     """A model path that leaves the configured roots."""
 
-    def __init__(self, path: str, model_roots: Sequence[Path], *, is_link: bool) -> None:
+    def __init__(self, path: str, model_roots: Sequence[Path], *, is_link: bool, field: str = "model") -> None:
         detail = " (a link that leads outside of the model roots)" if is_link else ""
         roots = " or ".join(map(str, model_roots))
         accepted = (
             f"a directory below {roots} on the compiler's host, links followed; "
             "--model-root DIR of `kiln up`, or of the compiler, adds a root"
         )
-        violation = FieldViolation("model", f"{path!r}{detail}", accepted)
+        violation = FieldViolation(field, f"{path!r}{detail}", accepted)
         super().__init__(str(violation), violations=(violation,), path=path)
+
+
+class OutputExists(CompilerError, code="ALREADY_EXISTS"):
+    """A checkpoint to write whose directory exists."""
+
+    violation = FieldViolation("output", "{output}, which exists", "a directory that does not exist yet")
+    output: str
+
+
+class OutputRefused(CompilerError, code="FAILED_PRECONDITION"):
+    """A checkpoint to write in a place where the compiler cannot write it."""
+
+    violation = FieldViolation("output", "{output} ({detail})", "{accepted}")
+    output: str
+    detail: str
+    accepted: Unsaid[str]
 
 
 class RequestIdReused(CompilerError, code="ALREADY_EXISTS"):

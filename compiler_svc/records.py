@@ -80,6 +80,15 @@ class ExecutableResult(_Record, frozen=True):
     size_bytes: int
 
 
+class CheckpointResult(_Record, frozen=True):
+    """The result of a QuantizeWeights: a checkpoint, by its path on the compiler's host."""
+
+    model: str
+    size_bytes: int
+    warnings: tuple[str, ...]
+    duration_s: float
+
+
 class CompileResult(_Record, frozen=True):
     """The result of a compile. It is `cached` if the cache had everything, so that no lowering ran; its duration is
     from acceptance to the end.
@@ -92,3 +101,15 @@ class CompileResult(_Record, frozen=True):
     executables: tuple[ExecutableResult, ...]
     warnings: tuple[str, ...]
     duration_s: float
+
+
+#: What an operation ends with if it ends well.
+OperationResult = CompileResult | CheckpointResult
+
+
+def read_result(data: bytes) -> OperationResult:
+    """Reads the result of an operation. Bundles have digests."""
+    fields = msgspec.json.decode(data)
+    if "digest" in fields:
+        return msgspec.convert(fields, CompileResult)
+    return msgspec.convert(fields, CheckpointResult)

@@ -81,6 +81,7 @@ class Descriptor:
 #: Directories of the services, by the words of the page.
 PLACES: Final[Mapping[str, str]] = {
     "store": "`--store`",
+    "models": "`--model-root`",
     "compiler cache": "the compiler's `--cache`",
     "runtime cache": "the runtime's `--cache`",
     "state": "`--state`",
@@ -141,8 +142,17 @@ LEFTOVERS: Final = (
         ("compiler", *_LOWERINGS),
         "the directory of a build: finished executables, records of finished shards; the shards stay as long",
         "store",
-        r"jobs/[^/]+/((lock|(lowered|sharded|aside)(/.*)?))?",
+        r"jobs/[^/]+/((lock|outside|(lowered|sharded|aside)(/.*)?))?",
         "jobs/BUILD/",
+        "the compiler",
+        Moment.REPEATED,
+    ),
+    Leftover(
+        ("compiler", "kiln-build"),
+        "the files of a quantized checkpoint that is not whole",
+        "models",
+        r"(.*/)?\.[^/]+\.[0-9a-f]{12}/(.*)?",
+        ".NAME.*/",
         "the compiler",
         Moment.REPEATED,
     ),
@@ -202,6 +212,7 @@ KEPT: Final[Mapping[str, tuple[str, ...]]] = {
         r"compiler\.lock",
         r"(kiln\.db|verified\.sqlite)(-wal|-shm|-journal)?",
     ),
+    "models": (r"[^.].*",),
     "compiler cache": (r"lowering(/.*)?", r"checkpoints(/outlines)?/([0-9a-f]+(/.*)?|\.[0-9a-f]+\.lock)?"),
     "runtime cache": (
         r"blobs/(index\.json|oci-layout|\.kiln/lock|\.kiln/staging/|\.kiln/pins/|blobs/sha256/([0-9a-f]{64})?)",

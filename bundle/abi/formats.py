@@ -32,7 +32,7 @@ class WeightFormat:
         item: Dtype of the items.
         is_per_channel: Whether each output has a scale, by its own largest magnitude; otherwise the matrix has one.
         divisor: The scale is the largest magnitude divided by this, but at least `least_scale`. Of a group it is the
-            difference of the largest and the smallest weight.
+            difference of the largest and the smallest weight, where 0 counts as one.
         group: Inputs that share a factor and an offset; 0 if there are no groups. Two items of a group are in a byte:
             of 32 neighbours in 16 bytes, the low bits have the first 16.
     """

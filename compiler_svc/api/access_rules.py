@@ -37,7 +37,14 @@ RULES: Final[Rules] = MappingProxyType(
     {
         **name_methods(
             "kiln.compiler.v1.CompilerService",
-            {"Compile": _PUBLISH, "PlanCompile": _PLAN, "ShardWeights": _PUBLISH, "WatchCompile": _OPERATION},
+            {
+                "Compile": _PUBLISH,
+                "PlanCompile": _PLAN,
+                "ShardWeights": _PUBLISH,
+                # It makes a directory of the model roots, which are everybody's, and replaces none.
+                "QuantizeWeights": _PLAN,
+                "WatchCompile": _OPERATION,
+            },
         ),
         **name_methods(
             "google.longrunning.Operations",

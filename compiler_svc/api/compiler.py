@@ -18,10 +18,11 @@ from compiler_svc.api.compiler_wire import (
     digest_request,
     event_to_pb,
     operation_to_pb,
+    quantize_request_from_pb,
     request_from_pb,
     shard_request_from_pb,
 )
-from compiler_svc.api.limits import check_limits
+from compiler_svc.api.limits import OperationRequest, check_limits
 from compiler_svc.api.plan_wire import plan_request_from_pb, plan_to_pb
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.compiles.checkpoint_fetcher import CheckpointFetcher
@@ -34,6 +35,7 @@ from compiler_svc.planning.admission import admit_request
 from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.planning.planner import PlannerSettings, plan_compile
 from compiler_svc.planning.pool import PlanningPool
+from compiler_svc.planning.quantize_admission import admit_quantize_request
 from compiler_svc.planning.shard_admission import admit_shard_request
 from edge.access.principal import PRINCIPAL
 
@@ -98,6 +100,16 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
 
         return await self._accept(request, admit)
 
+    async def QuantizeWeights(self, request: pb.QuantizeWeightsRequest, context: Any) -> operations_pb2.Operation:
+        """Validates a request, then starts to write a quantized checkpoint."""
+
+        async def admit() -> JobSpec:
+            wanted = quantize_request_from_pb(request)
+            work = partial(admit_quantize_request, wanted, self._planner.model_roots)
+            return await self._fetcher.plan(self._planning, work)
+
+        return await self._accept(request, admit)
+
     async def WatchCompile(
         self, request: pb.WatchCompileRequest, context: Any
     ) -> AsyncIterator[pb.WatchCompileResponse]:
@@ -108,7 +120,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
                 yield event_to_pb(operation)
 
     async def _accept(
-        self, request: pb.CompileRequest | pb.ShardWeightsRequest, admit: Callable[[], Awaitable[JobSpec]]
+        self, request: OperationRequest, admit: Callable[[], Awaitable[JobSpec]]
     ) -> operations_pb2.Operation:
         """Starts what `admit` admits, unless the call is repeated, even if the checkpoint has changed since."""
         check_limits(request)

@@ -16,14 +16,16 @@ from kiln.config.v1.config_pb2 import InferenceConfig
 
 from bundle.digest import sha256_bytes
 from bundle.errors import FieldViolation
+from compiler_svc.api.limits import OperationRequest
 from compiler_svc.api.status import status_from_failure
 from compiler_svc.config.document import Document, parse_document
 from compiler_svc.config.domains import show
 from compiler_svc.database.operations import Operation
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.admission import CompileRequest
+from compiler_svc.planning.quantize_admission import QuantizeRequest
 from compiler_svc.planning.shard_admission import ShardRequest
-from compiler_svc.records import CompileResult, ExecutableResult
+from compiler_svc.records import CheckpointResult, ExecutableResult, OperationResult
 from targets.cpu import CPU
 from targets.registry import TARGETS
 
@@ -47,7 +49,7 @@ def copy_fields(message: type[MessageT], record: object, **given: Any) -> Messag
     return message(**given, **{name: getattr(record, name) for name in names})
 
 
-def digest_request(request: pb.CompileRequest | pb.ShardWeightsRequest) -> str:
+def digest_request(request: OperationRequest) -> str:
     """Digests a request's method and content, but not its id. A repeated request id must come with the same digest."""
     content = deepcopy(request)
     content.request_id = ""
@@ -87,6 +89,17 @@ def shard_request_from_pb(request: pb.ShardWeightsRequest) -> ShardRequest:
     return ShardRequest(**{one.name: getattr(request, one.name) for one in fields(ShardRequest)})
 
 
+def quantize_request_from_pb(request: pb.QuantizeWeightsRequest) -> QuantizeRequest:
+    """Reads a request."""
+    return QuantizeRequest(
+        model=request.model,
+        output=request.output,
+        dtype=request.dtype or "int8",
+        layout=request.layout or "compressed-tensors",
+        modules_to_not_convert=tuple(request.modules_to_not_convert),
+    )
+
+
 def operation_to_pb(operation: Operation) -> operations_pb2.Operation:
     """Writes an operation with its metadata, and its response or error once it is done."""
     message = operations_pb2.Operation(name=operation.resource_name, done=operation.is_done)
@@ -101,7 +114,10 @@ def operation_to_pb(operation: Operation) -> operations_pb2.Operation:
 def event_to_pb(operation: Operation) -> pb.WatchCompileResponse:
     """Writes an operation's progress, result or error for a watcher."""
     if operation.result is not None:
-        return pb.WatchCompileResponse(result=result_to_pb(operation.result))
+        end = result_to_pb(operation.result)
+        if isinstance(end, pb.QuantizeWeightsResponse):
+            return pb.WatchCompileResponse(checkpoint=end)
+        return pb.WatchCompileResponse(result=end)
     if operation.error is not None:
         return pb.WatchCompileResponse(error=status_from_failure(operation.error))
     return pb.WatchCompileResponse(progress=metadata_to_pb(operation))
@@ -121,8 +137,10 @@ def metadata_to_pb(operation: Operation) -> pb.CompileMetadata:
     )
 
 
-def result_to_pb(result: CompileResult) -> pb.CompileResponse:
-    """Writes the result of a compile."""
+def result_to_pb(result: OperationResult) -> pb.CompileResponse | pb.QuantizeWeightsResponse:
+    """Writes the result of a compile, or of another operation."""
+    if isinstance(result, CheckpointResult):
+        return copy_fields(pb.QuantizeWeightsResponse, result, duration=duration_to_pb(result.duration_s))
     return copy_fields(
         pb.CompileResponse,
         result,

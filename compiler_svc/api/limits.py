@@ -18,10 +18,14 @@ MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_SALT_CHARACTERS: Final = 256
 
 
-def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWeightsRequest) -> None:
+#: The requests that start an operation.
+OperationRequest = pb.CompileRequest | pb.ShardWeightsRequest | pb.QuantizeWeightsRequest
+
+
+def check_limits(request: OperationRequest | pb.PlanCompileRequest) -> None:
     """Checks lengths before the service does anything else with a request."""
     violations = []
-    salt = "" if isinstance(request, pb.ShardWeightsRequest) else request.salt
+    salt = request.salt if isinstance(request, pb.CompileRequest | pb.PlanCompileRequest) else ""
     request_id = "" if isinstance(request, pb.PlanCompileRequest) else request.request_id
     for field, text, most in (
         ("request_id", request_id, MAX_REQUEST_ID_CHARACTERS),

@@ -1,4 +1,5 @@
-"""The shards that a build has written so far, one record each. They outlive the build process.
+"""The shards that a build has written so far, one record each, or the files of a checkpoint. They outlive the build
+process.
 
 A shard is a blob of the store, or of a store of the build's own. A record names the blob and digests everything that
 its bytes depend on. So the next attempt at the build takes a blob over only if it would write the same bytes, and only
@@ -40,12 +41,7 @@ class FinishedShards:
 
     def keep(self, rank: int, blob: StoredBlob) -> None:
         """Records a rank's shard, which its store holds durably."""
-        path = self._path(rank)
-        unfinished = path.with_suffix(".new")
-        unfinished.write_bytes(
-            msgspec.json.encode(_Record(inputs=self._inputs, blob=blob.digest, size_bytes=blob.size_bytes))
-        )
-        unfinished.replace(path)
+        _write_record(self._path(rank), _Record(inputs=self._inputs, blob=blob.digest, size_bytes=blob.size_bytes))
 
     def find(self, rank: int, layout: Layout) -> StoredBlob | None:
         """Finds the shard that an earlier attempt wrote, and pins it; None if there is none, if it was made from
@@ -62,6 +58,29 @@ class FinishedShards:
 
     def _path(self, rank: int) -> Path:
         return self._directory / _RECORD.format(rank=rank)
+
+
+class FinishedFiles:
+    """A directory of records, one for each file of weights of a checkpoint that is being written."""
+
+    def __init__(self, directory: Path, inputs: str) -> None:
+        self._directory = directory
+        self._inputs = inputs
+
+    def keep(self, file: Path) -> None:
+        """Records a file, which its disk holds durably."""
+        record = _Record(inputs=self._inputs, blob=sha256_file(file), size_bytes=file.stat().st_size)
+        _write_record(self._path(file.name), record)
+
+    def has(self, file: Path) -> bool:
+        """Whether an earlier attempt has written a file from the same, and its bytes are still what the record says."""
+        record = _read_record(self._path(file.name))
+        return (
+            record is not None and record.inputs == self._inputs and file.is_file() and sha256_file(file) == record.blob
+        )
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.json"
 
 
 def digest_inputs(plan: WeightPlan, checkpoint: Checkpoint, checkpoint_digest: str) -> str:
@@ -90,6 +109,12 @@ def list_finished_shards(jobs: Path) -> frozenset[str]:
     """Digests of the shards that unfinished builds have recorded."""
     records = (_read_record(path) for path in jobs.glob(f"*/{FOLDER}/{_RECORD.format(rank='*')}"))
     return frozenset(record.blob for record in records if record is not None)
+
+
+def _write_record(path: Path, record: _Record) -> None:
+    unfinished = path.with_suffix(".new")
+    unfinished.write_bytes(msgspec.json.encode(record))
+    unfinished.replace(path)
 
 
 def _read_record(path: Path) -> _Record | None:

@@ -5,6 +5,7 @@ work/           scratch space of this attempt at the build
 lowered/        finished executables; outlives the attempt
 sharded/        records of finished shards; outlives the attempt
 aside/          a layout of the shards that only the golden check needs; outlives the attempt unless it has an answer
+outside         path of the unfinished checkpoint, which is beside its place, and outlives the attempt as `aside` does
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -60,7 +61,7 @@ class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     graphs_of: str | None = None
 
 
-class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
+class BuildResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A published bundle.
 
     `new_executables` are entries for the action cache, by action digest: the executables that the build lowered.
@@ -80,6 +81,22 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.executables) and all(executable.cached for executable in self.executables)
 
 
+class CheckpointWritten(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A quantized checkpoint in its place; the bytes of its tensors. Only a build can find the warnings."""
+
+    size_bytes: int
+    warnings: tuple[str, ...] = ()
+
+
+JobResult = BuildResult | CheckpointWritten
+
+
+class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build process leaves."""
+
+    result: JobResult
+
+
 class JobDirectory:
     """The files of one build."""
 
@@ -89,6 +106,7 @@ class JobDirectory:
         self.lowered = path / "lowered"
         self.sharded = path / SHARDED
         self.aside = path / "aside"
+        self._outside = path / "outside"
 
     def begin(self) -> None:
         """Prepares the directory for an attempt. Keeps executables and shards that a former attempt finished."""
@@ -115,7 +133,18 @@ class JobDirectory:
         """Removes everything large, once the build has left its answer: no other attempt follows."""
         self.end()
         shutil.rmtree(self.aside, ignore_errors=True)
+        self._remove_outside()
 
     def remove(self) -> None:
         """Removes the directory with all of its files."""
+        self._remove_outside()
         shutil.rmtree(self._path, ignore_errors=True)
+
+    def begin_outside(self, path: Path) -> None:
+        """Makes a directory elsewhere that belongs to this one, unless an earlier attempt has made it."""
+        self._outside.write_bytes(os.fsencode(path))
+        path.mkdir(exist_ok=True)
+
+    def _remove_outside(self) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(os.fsdecode(self._outside.read_bytes()), ignore_errors=True)

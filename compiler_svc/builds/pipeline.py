@@ -21,12 +21,13 @@ from bundle.store.referrers import add_referrer
 from bundle.store.writer import BundleWriter
 from compiler_svc.builds.build import Build, Forkservers
 from compiler_svc.builds.build_record import BuildRecorder, describe_facts
+from compiler_svc.builds.checkpoint_stage import quantize_checkpoint
 from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphHeader, GraphsHeader, GraphsWriter
 from compiler_svc.builds.executable_stage import build_executables
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.finished_shards import FinishedShards, digest_inputs
 from compiler_svc.builds.golden_stage import GoldenStage
-from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
+from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory, JobResult
 from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
 from compiler_svc.builds.neuron_files import attach_companions
 from compiler_svc.builds.progress import ProgressReport
@@ -40,7 +41,7 @@ from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
+from compiler_svc.planning.job_spec import CompileJobSpec, QuantizeJobSpec, ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, warn_of_other_tokenizer
 from compiler_svc.records import Stage
@@ -57,8 +58,10 @@ from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 CONFIG_TITLE: Final = "neuron_config.json"
 
 
-def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, forkservers: Forkservers) -> BuildResult:
-    """Builds and publishes a job's bundle. A build that fails raises KilnError, and has published nothing."""
+def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, forkservers: Forkservers) -> JobResult:
+    """Does a job: publishes a bundle, or writes a checkpoint. One that fails raises KilnError, and leaves neither."""
+    if isinstance(job.spec, QuantizeJobSpec):
+        return quantize_checkpoint(job, job.spec, directory, report)
     database = Database(job.environment.database_url)
     with Layout(job.environment.store).pinning() as layout:
         if isinstance(job.spec, CompileJobSpec) and job.graphs_of is not None:

@@ -13,7 +13,7 @@ import structlog
 from bundle.errors import KilnError
 from bundle.host.shortage import find_shortage
 from compiler_svc.builds.build import Forkservers
-from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
+from compiler_svc.builds.job import BuildJob, JobAnswer, JobDirectory
 from compiler_svc.builds.pipeline import run_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
@@ -54,8 +54,8 @@ def run_job(path: str, order_fd: int, answer_fd: int, news_fd: int, *forkserver_
     with socket.socket(fileno=news_fd) as news, directory.working():
         report = ProgressReport(lambda told: news.sendall(told.to_json()))
 
-        def build(order: bytes) -> BuildResult:
-            return run_build(decode(order, BuildJob), directory, report, forkservers)
+        def build(order: bytes) -> JobAnswer:
+            return JobAnswer(result=run_build(decode(order, BuildJob), directory, report, forkservers))
 
         serve_order(order_fd, answer_fd, build, explain=lambda error: explain(error, report.stage))
 

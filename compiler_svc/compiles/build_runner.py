@@ -18,7 +18,7 @@ import execution.device_errors  # noqa: F401
 from bundle.errors import ResourcesShort
 from bundle.host.confinement import BUILD
 from bundle.host.shortage import outlast_shortages
-from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
+from compiler_svc.builds.job import BuildJob, JobAnswer, JobDirectory, JobResult
 from compiler_svc.errors import BuildFailed, BuildStalled
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
 from compiler_svc.records import BuildNews, Progress, Stage
@@ -70,7 +70,7 @@ class BuildRunner:
         )
         self._lowerings = make_forkserver(self._builds, patience_s=idle_timeout_s)
 
-    async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
+    async def run(self, job: BuildJob, on_progress: OnProgress) -> JobResult:
         """Runs one build; cancelling the call kills its process group."""
         path = self._jobs / job.build_id
         directory, stage = JobDirectory(path), Stage.TRACE
@@ -201,8 +201,8 @@ class BuildWatch:
             self._process.kill()
 
 
-def read_result(ending: Ending, stage: Stage = Stage.TRACE) -> BuildResult:
+def read_result(ending: Ending, stage: Stage = Stage.TRACE) -> JobResult:
     """Reads the result that a build process has left, which it was last heard of in a stage."""
     if (answer := ending.result()) is None:
         raise BuildFailed(f"its process ended in the stage {stage} without a result ({ending})")
-    return decode(answer, BuildResult)
+    return decode(answer, JobAnswer).result

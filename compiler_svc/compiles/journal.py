@@ -19,7 +19,7 @@ from compiler_svc.database.names import Publisher
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.resumption import Unfinished
 from compiler_svc.errors import TooManyWatchers
-from compiler_svc.records import CompileResult, Progress
+from compiler_svc.records import OperationResult, Progress
 from execution.failure import Failure
 
 #: Changes that wait for a slow watcher; when the queue is full, the watcher misses the oldest, never the last.
@@ -122,11 +122,11 @@ class OperationJournal:
         """Records that a client cancelled an operation."""
         await self._database.run(operations.request_cancel, operation_id, reach)
 
-    async def finish(self, operation: Operation, outcome: CompileResult | Failure) -> None:
+    async def finish(self, operation: Operation, outcome: OperationResult | Failure) -> None:
         """Ends an operation with its result or error."""
         self.publish(await self._database.run(self.finish_in, operation, outcome))
 
-    def finish_in(self, session: Session, operation: Operation, outcome: CompileResult | Failure) -> Operation:
+    def finish_in(self, session: Session, operation: Operation, outcome: OperationResult | Failure) -> Operation:
         """Ends an operation in the caller's transaction. The caller publishes the result after the commit."""
         finished = operations.finish_operation(session, operation.operation_id, outcome)
         session.flush()

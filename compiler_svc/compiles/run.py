@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -17,7 +18,7 @@ from bundle.digest import PREFIX
 from bundle.errors import KilnError, ResourcesShort
 from bundle.host.shortage import lasting_delays, name_shortage, outlast_shortages
 from compiler_svc.builds.debug_file import has_graphs
-from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
+from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult, CheckpointWritten, JobResult
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.compiles.build_runner import BuildRunner, OnProgress
 from compiler_svc.compiles.cache import BundleCache, Identity
@@ -29,8 +30,8 @@ from compiler_svc.database.operations import Operation
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import BuildFailed, CompileCancelled
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileJobSpec, JobSpec
-from compiler_svc.records import CompileResult, Progress, Stage
+from compiler_svc.planning.job_spec import CompileJobSpec, JobSpec, QuantizeJobSpec
+from compiler_svc.records import CheckpointResult, CompileResult, Progress, Stage
 from edge.supervision import report_failure
 from execution.failure import Failure
 
@@ -123,6 +124,9 @@ class CompileRun:
             self._spec = await self._services.fetcher.fetch(self._spec, self._report_fetch)
         await self._report(Progress(stage=Stage.CACHE_CHECK, message="hashing the checkpoint"))
         identity = await self._services.cache.identify(self._spec)
+        if isinstance(self._spec, QuantizeJobSpec):
+            await self._quantize(self._spec, identity)
+            return
         if self._spec.skip_cache_lookup:
             self._build_id, cached = self._operation.operation_id, None
         else:
@@ -137,45 +141,82 @@ class CompileRun:
     async def _report_fetch(self, progress: FetchProgress) -> None:
         await self._report(Progress(stage=Stage.CACHE_CHECK, message=str(progress)))
 
-    async def _build(self, identity: Identity) -> BuildResult:
-        cache, slots = self._services.cache, self._services.build_slots
-        assert self._build_id is not None
-        job = BuildJob(
-            build_id=self._build_id,
+    async def _quantize(self, spec: QuantizeJobSpec, identity: Identity) -> None:
+        """Writes a checkpoint, and ends the operation."""
+        self._build_id = identity.action_digest.removeprefix(PREFIX)
+        job = self._make_job(self._build_id, identity)
+
+        async def write(on_progress: OnProgress) -> JobResult:
+            async with self._taking_slot(on_progress):
+                return await self._run_counted(job, on_progress)
+
+        written = await self._services.shared.run(identity.action_digest, write, self._report)
+        assert isinstance(written, CheckpointWritten)
+        result = CheckpointResult(
+            model=str(spec.output),
+            size_bytes=written.size_bytes,
+            warnings=spec.warnings + written.warnings,
+            duration_s=self._measure_s(),
+        )
+        await outlast_shortages(partial(self._services.journal.finish, self._operation, result))
+        self._count_end("succeeded")
+
+    def _make_job(self, build_id: str, identity: Identity, *, graphs_of: str | None = None) -> BuildJob:
+        return BuildJob(
+            build_id=build_id,
             spec=self._spec,
             checkpoint_digest=identity.checkpoint_digest,
             environment=self._services.environment,
+            graphs_of=graphs_of,
         )
 
+    @asynccontextmanager
+    async def _taking_slot(self, on_progress: OnProgress, stage: Stage = Stage.QUEUED) -> AsyncIterator[None]:
+        slots = self._services.build_slots
+        if slots.locked():
+            await on_progress(Progress(stage=stage, message="waiting for a free build slot"))
+        async with slots:
+            yield
+
+    async def _build(self, identity: Identity) -> BuildResult:
+        cache = self._services.cache
+        assert self._build_id is not None
+        job = self._make_job(self._build_id, identity)
+
         async def build(on_progress: OnProgress) -> BuildResult:
-            if slots.locked():
-                await on_progress(Progress(stage=Stage.QUEUED, message="waiting for a free build slot"))
-            async with slots:
+            async with self._taking_slot(on_progress):
                 # An equal build may have ended since the first look into the cache.
                 cached = None if self._spec.skip_cache_lookup else await cache.find(identity.action_digest)
                 if cached is not None:
                     return cached
-                await on_progress(Progress(stage=Stage.TRACE, message="starting the build"))
                 built = await self._run_build(job, on_progress)
                 await outlast_shortages(lambda: cache.remember(identity.action_digest, built))
                 return built
 
         if self._spec.skip_cache_lookup:
             return await build(self._report)
-        return await self._services.shared.run(identity.action_digest, build, self._report)
+        built = await self._services.shared.run(identity.action_digest, build, self._report)
+        assert isinstance(built, BuildResult)
+        return built
 
-    async def _run_build(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
+    async def _run_counted(self, job: BuildJob, on_progress: OnProgress) -> JobResult:
         statistics = self._services.statistics
         statistics.running_builds += 1
         try:
-            built = await self._run_job(job, on_progress)
+            await on_progress(Progress(stage=Stage.TRACE, message="starting the build"))
+            return await self._run_job(job, on_progress)
         finally:
             statistics.running_builds -= 1
+
+    async def _run_build(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
+        built = await self._run_counted(job, on_progress)
+        assert isinstance(built, BuildResult)
+        statistics = self._services.statistics
         for executable in built.executables:
             statistics.executables["hit" if executable.cached else "miss"] += 1
         return built
 
-    async def _run_job(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
+    async def _run_job(self, job: BuildJob, on_progress: OnProgress) -> JobResult:
         """Runs the process of a job. However it ends, the store then holds none of its unfinished blobs."""
         try:
             # The compile that began the build may have ended, and others wait for it.
@@ -189,20 +230,12 @@ class CompileRun:
         """Attaches the bundle's graphs to it unless it has them. Runs as a job of its own after the build or cache hit,
         so that requests with and without graphs share builds.
         """
-        slots, layout = self._services.build_slots, self._services.store.layout
+        layout = self._services.store.layout
         self._graphs_id = f"graphs-{digest.removeprefix(PREFIX)}"
-        job = BuildJob(
-            build_id=self._graphs_id,
-            spec=self._spec,
-            checkpoint_digest=identity.checkpoint_digest,
-            environment=self._services.environment,
-            graphs_of=digest,
-        )
+        job = self._make_job(self._graphs_id, identity, graphs_of=digest)
 
-        async def keep(on_progress: OnProgress) -> BuildResult:
-            if slots.locked():
-                await on_progress(Progress(stage=Stage.PUBLISH, message="waiting for a free build slot"))
-            async with slots:
+        async def keep(on_progress: OnProgress) -> JobResult:
+            async with self._taking_slot(on_progress, Stage.PUBLISH):
                 code_digest = digest_bundle_code()
                 if not self._spec.skip_cache_lookup and await asyncio.to_thread(
                     has_graphs, layout, digest, code_digest
@@ -247,7 +280,7 @@ class CompileRun:
                 cached=is_cached or built.is_reused,
                 executables=built.executables,
                 warnings=self._spec.warnings + built.warnings,
-                duration_s=(time.time_ns() - self._operation.create_time_ns) / 1e9,
+                duration_s=self._measure_s(),
             )
             return journal.finish_in(session, self._operation, result)
 
@@ -260,6 +293,10 @@ class CompileRun:
         )
         journal.publish(named)
         self._count_end("succeeded")
+
+    def _measure_s(self) -> float:
+        """Seconds since the operation was accepted."""
+        return (time.time_ns() - self._operation.create_time_ns) / 1e9
 
     async def _leave(self) -> None:
         self._log.info("compile left to be resumed")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from compiler_svc.builds.job import BuildResult
+from compiler_svc.builds.job import JobResult
 from compiler_svc.compiles.build_runner import OnProgress
 from compiler_svc.records import Progress
 
 #: Starts a build.
-Build = Callable[[OnProgress], Awaitable[BuildResult]]
+Build = Callable[[OnProgress], Awaitable[JobResult]]
 
 
 class SharedBuilds:
@@ -19,7 +19,7 @@ class SharedBuilds:
     def __init__(self) -> None:
         self._in_flight: dict[str, _SharedBuild] = {}
 
-    async def run(self, action_digest: str, build: Build, on_progress: OnProgress) -> BuildResult:
+    async def run(self, action_digest: str, build: Build, on_progress: OnProgress) -> JobResult:
         """Joins the build of an action, or starts it. Cancelling the last call that waits for a build cancels it."""
         while (shared := self._in_flight.get(action_digest)) is not None and shared.is_over:
             # The former build's processes have to end before an equal build begins.
@@ -51,7 +51,7 @@ class _SharedBuild:
         """Waits until the build has ended, with or without a result."""
         await asyncio.wait([self._task])
 
-    async def join(self, on_progress: OnProgress) -> BuildResult:
+    async def join(self, on_progress: OnProgress) -> JobResult:
         self._listeners.append(on_progress)
         try:
             if self._newest is not None:

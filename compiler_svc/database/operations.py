@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from compiler_svc.database.names import UNOWNED, Publisher, check_name
 from compiler_svc.database.tables import OperationRow
 from compiler_svc.errors import OperationNotDone, OperationNotFound, RequestIdReused
-from compiler_svc.records import CompileResult, Progress, Stage
+from compiler_svc.records import OperationResult, Progress, Stage, read_result
 from execution.failure import Failure
 
 
@@ -36,7 +36,7 @@ class Operation:
     name: str
     state: State
     progress: Progress
-    result: CompileResult | None
+    result: OperationResult | None
     error: Failure | None
     create_time_ns: int
     update_time_ns: int
@@ -147,7 +147,7 @@ def update_progress(session: Session, operation_id: str, progress: Progress) -> 
     return read_operation(row)
 
 
-def finish_operation(session: Session, operation_id: str, outcome: CompileResult | Failure) -> Operation:
+def finish_operation(session: Session, operation_id: str, outcome: OperationResult | Failure) -> Operation:
     """Ends an operation. Leaves a finished operation as it is."""
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
@@ -194,8 +194,8 @@ def _get_row(session: Session, operation_id: str, reach: str | None = None) -> O
     return row
 
 
-def _finish(row: OperationRow, outcome: CompileResult | Failure) -> None:
-    succeeded = isinstance(outcome, CompileResult)
+def _finish(row: OperationRow, outcome: OperationResult | Failure) -> None:
+    succeeded = not isinstance(outcome, Failure)
     row.state = State.SUCCEEDED if succeeded else State.FAILED
     if succeeded:
         row.result = msgspec.json.encode(outcome)
@@ -215,7 +215,7 @@ def read_operation(row: OperationRow) -> Operation:
         name=row.name,
         state=State(row.state),
         progress=msgspec.json.decode(row.progress, type=Progress),
-        result=None if row.result is None else msgspec.json.decode(row.result, type=CompileResult),
+        result=None if row.result is None else read_result(row.result),
         error=None if row.error is None else msgspec.json.decode(row.error, type=Failure),
         create_time_ns=row.create_time_ns,
         update_time_ns=row.update_time_ns,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, Literal
 
 from bundle.abi.formats import FORMATS
 from compiler_svc.models.rope_config import RopeConfig
@@ -68,6 +68,21 @@ class Scales(Quantized):
         return self.shape[0] if self.is_spread or FORMATS[self.format].is_per_channel else 1
 
 
+#: Items of four bits that share an int32.
+ITEMS_PER_WORD: Final = 8
+#: What a tensor in place of a matrix has of it. The shape is that of the matrix.
+CompressedPart = Literal["items", "scales", "zeros", "shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed(Quantized):
+    """One of the tensors that a quantized checkpoint has in place of a matrix. Of groups, items and zero points share
+    int32, eight in each, items along inputs and zero points along outputs; other formats have no zero points.
+    """
+
+    part: CompressedPart
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """Parts, one after another along the first axis."""
@@ -102,7 +117,7 @@ class RankSource:
     """The number of the rank that a shard is for."""
 
 
-Source = Stored | Transposed | Sliced | Items | Scales | Joined | RopeSource | SlopeSource | RankSource
+Source = Stored | Transposed | Sliced | Items | Scales | Compressed | Joined | RopeSource | SlopeSource | RankSource
 
 
 def join(*parts: Part) -> Part | Joined:

@@ -32,8 +32,6 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: Path
     model_roots: tuple[Path, ...]
-    config: InferenceConfig
-    skip_cache_lookup: bool
     warnings: tuple[str, ...]
     url: str = ""
 
@@ -47,7 +45,14 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
         return min(below, key=len, default=self.model.name)
 
 
-class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
+class _BundleJobSpec(_CommonJobSpec, frozen=True, kw_only=True):
+    """The fields of jobs that make bundles."""
+
+    config: InferenceConfig
+    skip_cache_lookup: bool
+
+
+class CompileJobSpec(_BundleJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
     """The job of one accepted Compile. The salt enters every action digest. `debug` keeps the graphs beside the bundle
     and enters none: executables and bundle are the same.
     """
@@ -103,7 +108,7 @@ class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec
         return sha256_bytes(canonical_json(inputs | options))
 
 
-class ShardJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="ShardSpec"):
+class ShardJobSpec(_BundleJobSpec, frozen=True, kw_only=True, tag="ShardSpec"):
     """The job of one accepted ShardWeights: writing weights for executables of a bundle, given by its digest."""
 
     executables: str
@@ -126,8 +131,43 @@ class ShardJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="ShardSpec"):
         return sha256_bytes(canonical_json(inputs))
 
 
+class QuantizeJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="QuantizeSpec"):
+    """The job of one accepted QuantizeWeights: writing a quantized checkpoint into a new directory, `output`. Its name
+    is that of the directory, which no bundle can have.
+    """
+
+    output: Path
+    dtype: str
+    layout: str
+    modules_to_not_convert: tuple[str, ...]
+
+    @property
+    def toolchain(self) -> Toolchain:
+        """The tools whose versions determine the checkpoint's bytes."""
+        return TORCH
+
+    @property
+    def skip_cache_lookup(self) -> bool:
+        """There is no cache of checkpoints, but equal jobs that run at the same time are one."""
+        return False
+
+    def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
+        """Identifies what this job writes, and where."""
+        inputs = {
+            "action": "checkpoint",
+            "checkpoint_digest": checkpoint_digest,
+            "output": str(self.output),
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "modules_to_not_convert": list(self.modules_to_not_convert),
+            "toolchain": toolchain,
+            "code_digest": code_digest,
+        }
+        return sha256_bytes(canonical_json(inputs))
+
+
 #: The job of a build process.
-JobSpec = CompileJobSpec | ShardJobSpec
+JobSpec = CompileJobSpec | ShardJobSpec | QuantizeJobSpec
 
 
 def write_spec(spec: JobSpec) -> bytes:
@@ -138,4 +178,6 @@ def write_spec(spec: JobSpec) -> bytes:
 def read_spec(data: bytes) -> JobSpec:
     """Decodes the job spec that `write_spec` wrote."""
     spec: JobSpec = msgspec.json.decode(data, type=JobSpec, dec_hook=read_path)
+    if isinstance(spec, QuantizeJobSpec):
+        return spec
     return msgspec.structs.replace(spec, config=InferenceConfig.from_fields(msgspec.json.decode(data)["config"]))

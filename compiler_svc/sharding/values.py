@@ -8,11 +8,14 @@ from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bundle.abi.formats import FORMATS, WeightFormat
 from compiler_svc.models.layers.alibi import compute_slopes
 from compiler_svc.models.layers.rope import compute_frequencies
 from compiler_svc.models.sources import (
+    ITEMS_PER_WORD,
+    Compressed,
     Items,
     Joined,
     Quantized,
@@ -32,6 +35,10 @@ from execution.dtypes import TORCH_DTYPES
 
 #: Items of a matrix that are looked at together for its scales: 8 MiB of float32.
 _SCANNED_ITEMS: Final = 2 << 20
+
+
+#: Quantizes a block of a matrix: its items, and the scales and zero points of groups.
+Groups = Callable[[Block], tuple[Tensor, Tensor, Tensor]]
 
 
 class Reader(Protocol):
@@ -78,12 +85,14 @@ class SourceReader:
                 return partial(_copy_slice, self.open(whole, rank), start)
             case Joined(parts):
                 return partial(_copy_joined, [(part.length, self.open(part, rank)) for part in parts])
-            case Items() | Scales():
+            case Items() | Scales() | Compressed():
                 return self._open_quantized(source, rank)
             case _:
                 return partial(_copy_tensor, _compute(source, rank))
 
-    def _open_quantized(self, source: Items | Scales, rank: int) -> Values:
+    def _open_quantized(self, source: Items | Scales | Compressed, rank: int) -> Values:
+        if isinstance(source, Compressed):
+            return self._open_compressed(source, rank)
         row = FORMATS[source.format]
         kept = self._find_kept(source)
         if row.group:
@@ -104,11 +113,30 @@ class SourceReader:
     ) -> Values:
         row, has_scales = FORMATS[source.format], isinstance(source, Scales)
         if kept is None:
-            check = partial(self._reader.check_finite, list_tensors(source.matrix))
-            return partial(_copy_groups, partial(_copy_finite, self.open(source.matrix, rank), check), row, has_scales)
+            copy_groups = partial(_copy_groups, self._open_groups(source, rank), row, has_scales)
+            return partial(_copy_by_rows, copy_groups, _count_rows(source))
         copy = _copy_kept_scales if has_scales else _copy_kept_items
         parts = [(part.length, partial(_copy_slice, partial(copy, matrix, row), part.start)) for part, matrix in kept]
         return partial(_copy_joined, parts)
+
+    def _open_compressed(self, source: Compressed, rank: int) -> Values:
+        row, arguments = FORMATS[source.format], (source.matrix, source.shape, source.format)
+        if source.part == "shape":
+            return partial(_copy_tensor, torch.tensor(source.shape, dtype=torch.int32))
+        if row.group:
+            groups, num_rows = self._open_groups(source, rank), _count_rows(source)
+            if source.part == "zeros":
+                copy_zeros = partial(_copy_zeros, groups, row, source.shape[0])
+                return partial(_copy_by_rows, copy_zeros, max(1, num_rows // ITEMS_PER_WORD))
+            copy = _copy_factors if source.part == "scales" else _copy_words
+            return partial(_copy_by_rows, partial(copy, groups, row), num_rows)
+        if source.part == "items":
+            return self.open(Items(*arguments), rank)
+        return partial(_copy_column, self.open(Scales(*arguments, is_spread=True), rank))
+
+    def _open_groups(self, source: Quantized, rank: int) -> Groups:
+        check = partial(self._reader.check_finite, list_tensors(source.matrix))
+        return partial(_quantize_groups, FORMATS[source.format], self.open(source.matrix, rank), check)
 
     def _find_kept(self, source: Quantized) -> list[tuple[Sliced, UnpackedMatrix]] | None:
         """The parts of a matrix that the checkpoint has in the source's format; None if one is something else."""
@@ -205,30 +233,79 @@ def _copy_kept_scales(matrix: UnpackedMatrix, row: WeightFormat, block: Block, t
     target.copy_(matrix.read_groups(*block[0], torch.arange(first, last, row.group)).flatten(1))
 
 
-def _copy_finite(matrix: Values, check: Callable[[], None], block: Block, target: Tensor) -> None:
-    matrix(block, target)
-    if not target.isfinite().all():
-        check()
+def _copy_by_rows(copy: Values, num_rows: int, block: Block, target: Tensor) -> None:
+    """Copies a block some rows at a time."""
+    (first, last), *others = block
+    for start in range(first, last, num_rows):
+        stop = min(start + num_rows, last)
+        copy(((start, stop), *others), target[start - first : stop - first])
 
 
-def _copy_groups(matrix: Values, row: WeightFormat, has_scales: bool, block: Block, target: Tensor) -> None:
+def _copy_column(vector: Values, block: Block, target: Tensor) -> None:
+    """Copies entries of a tensor of one axis into the only column of a block."""
+    vector(block[:1], target[:, 0])
+
+
+def _copy_groups(groups: Groups, row: WeightFormat, has_scales: bool, block: Block, target: Tensor) -> None:
     """Quantizes the groups of a block of items, or of scales."""
     first, last = _find_inputs(row, 2 if has_scales else row.group // 2, block)
-    values = torch.empty(target.shape[0], last - first)
-    matrix((block[0], (first, last)), values)
+    codes, scales, zeros = groups((block[0], (first, last)))
+    target.copy_(torch.stack([scales, -zeros * scales], -1).flatten(1) if has_scales else _pack(codes))
+
+
+def _copy_words(groups: Groups, row: WeightFormat, block: Block, target: Tensor) -> None:
+    codes, _, _ = groups((block[0], _find_inputs(row, row.group // ITEMS_PER_WORD, block)))
+    target.copy_(_join_words(codes))
+
+
+def _copy_factors(groups: Groups, row: WeightFormat, block: Block, target: Tensor) -> None:
+    _, scales, _ = groups((block[0], _find_inputs(row, 1, block)))
+    target.copy_(scales)
+
+
+def _copy_zeros(groups: Groups, row: WeightFormat, num_outputs: int, block: Block, target: Tensor) -> None:
+    first, last = (number * ITEMS_PER_WORD for number in block[0])
+    _, _, zeros = groups(((first, min(last, num_outputs)), _find_inputs(row, 1, block)))
+    target.copy_(_join_words(zeros.t()).t())
+
+
+def _quantize_groups(
+    row: WeightFormat, matrix: Values, check: Callable[[], None], block: Block
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantizes a block of a matrix, of whole groups: its items, float32 [outputs, inputs], and the scales and zero
+    points of groups, float32 [outputs, groups].
+
+    Zero points are items, because checkpoints have no others. So each group holds 0, and its ends may be cut by half a
+    step.
+    """
+    values = torch.empty([stop - start for start, stop in block])
+    matrix(block, values)
+    if not values.isfinite().all():
+        check()
     groups = values.view(len(values), -1, row.group)
-    least = groups.amin(-1, keepdim=True)
-    scales = ((groups.amax(-1, keepdim=True) - least) / row.divisor).clamp_(min=row.least_scale)
-    if has_scales:
-        target.copy_(torch.cat([scales, least], -1).flatten(1))
-        return
-    target.copy_(_pack(((groups - least) / scales).round_().clamp_(*row.bounds).flatten(1)))
+    least, most = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
+    scales = ((most - least) / row.divisor).clamp_(min=row.least_scale)
+    zeros = (-least / scales).round_()
+    codes = (groups / scales + zeros).round_().clamp_(*row.bounds)
+    return codes.flatten(1), scales[..., 0], zeros[..., 0]
 
 
 def _pack(codes: Tensor) -> Tensor:
     """Two numbers from 0 to 15 in each byte, uint8 [rows, codes / 2]."""
     first, second = codes.to(torch.uint8).view(len(codes), -1, 2, 16).unbind(2)
     return (first | (second << 4)).flatten(1)
+
+
+def _join_words(codes: Tensor) -> Tensor:
+    """Eight numbers from 0 to 15 in each int32 [rows, codes / 8], the first in the low bits; zeros fill the last."""
+    filled = pad(codes.to(torch.int32), (0, -codes.shape[1] % ITEMS_PER_WORD))
+    shifts = torch.arange(0, 4 * ITEMS_PER_WORD, 4, dtype=torch.int32)
+    return (filled.view(len(filled), -1, ITEMS_PER_WORD) << shifts).sum(-1, dtype=torch.int32)
+
+
+def _count_rows(source: Quantized) -> int:
+    """Outputs whose groups are quantized together."""
+    return max(1, _SCANNED_ITEMS // source.shape[1])
 
 
 def _copy_items(matrix: Values, scales: Tensor, row: WeightFormat, block: Block, target: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Writes the weight shards of ranks, each as a safetensors file.
+"""Writes the weight shards of ranks, and the files of checkpoints, each as a safetensors file.
 
 Ranks map shards into memory and use them in place, so every tensor starts at a multiple of 64 bytes. The format allows
 no gaps: tensors that end off such a multiple come last, each followed by a tensor of padding.
@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Final, Protocol
@@ -28,6 +29,20 @@ from compiler_svc.weights.tensors import TensorReader
 from execution.dtypes import TORCH_DTYPES
 
 ALIGNMENT_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileForm:
+    """What files have beside tensors: the distance of places where these may begin, and the header's metadata."""
+
+    alignment_bytes: int
+    metadata: Mapping[str, str]
+
+
+#: Of ranks.
+SHARD: Final = FileForm(alignment_bytes=ALIGNMENT_BYTES, metadata={})
+#: Of Hugging Face checkpoints: their readers take each tensor to be one of the model. transformers asks for `pt`.
+CHECKPOINT_FILE: Final = FileForm(alignment_bytes=1, metadata={"format": "pt"})
 #: The names of padding tensors are this and a number; no executable uses them.
 PADDING_PREFIX: Final = "padding."
 #: Tensors are cast and written in blocks of at most this size.
@@ -47,6 +62,7 @@ def write_shards(
     checkpoint: Checkpoint,
     sinks: Mapping[int, ByteSink],
     *,
+    form: FileForm = SHARD,
     num_threads: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> int:
@@ -72,7 +88,7 @@ def write_shards(
             progress(sum(counts))
 
     with TensorReader(checkpoint) as reader, _start_threads(2 * num_threads) as threads:
-        for parts in _render_shards(plan, reader, list(sinks), threads):
+        for parts in _render_shards(plan, reader, list(sinks), threads, form):
             finish_writing()
             writing = [threads.submit(sink.write, data) for sink, data in zip(sinks.values(), parts, strict=True)]
         finish_writing()
@@ -93,11 +109,11 @@ def _start_threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _render_shards(
-    plan: WeightPlan, reader: TensorReader, ranks: Sequence[int], threads: ThreadPoolExecutor
+    plan: WeightPlan, reader: TensorReader, ranks: Sequence[int], threads: ThreadPoolExecutor, form: FileForm
 ) -> Iterator[Sequence[bytes | memoryview]]:
     """Yields the next bytes of each rank's shard. They are valid until the next but one."""
-    ordered = sorted(plan.tensors, key=lambda tensor: tensor.rank_size_bytes % ALIGNMENT_BYTES != 0)
-    yield [_render_header(ordered)] * len(ranks)
+    ordered = sorted(plan.tensors, key=lambda tensor: _pad(tensor.rank_size_bytes, form) != 0)
+    yield [_render_header(ordered, form)] * len(ranks)
     # All casts share these buffers, because new ones would fragment the heap. The caller still writes one half of them
     # while the other half is filled.
     halves = cycle([[torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8) for _ in ranks] for _ in range(2)])
@@ -108,7 +124,7 @@ def _render_shards(
             yield list(threads.map(partial(_render_block, tensor, block), ranks, values, next(halves)))
             del values
             reader.trim()
-        yield [bytes(_padding_bytes(tensor.rank_size_bytes))] * len(ranks)
+        yield [bytes(_pad(tensor.rank_size_bytes, form))] * len(ranks)
 
 
 def _render_block(tensor: PlannedTensor, block: Block, rank: int, whole: Values, staging: Tensor) -> memoryview:
@@ -121,8 +137,8 @@ def _render_block(tensor: PlannedTensor, block: Block, rank: int, whole: Values,
     return data.numpy().data
 
 
-def _render_header(ordered: list[PlannedTensor]) -> bytes:
-    entries: dict[str, object] = {}
+def _render_header(ordered: list[PlannedTensor], form: FileForm) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(form.metadata)} if form.metadata else {}
     offset = 0
 
     def add(name: str, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
@@ -132,10 +148,10 @@ def _render_header(ordered: list[PlannedTensor]) -> bytes:
 
     for tensor in ordered:
         add(tensor.name, DTYPES[tensor.dtype].safetensors, tensor.rank_shape, tensor.rank_size_bytes)
-        if padding := _padding_bytes(offset):
+        if padding := _pad(offset, form):
             add(f"{PADDING_PREFIX}{len(entries)}", "U8", (padding,), padding)
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * _padding_bytes(8 + len(text))
+    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
     return struct.pack("<Q", len(text)) + text
 
 
@@ -149,6 +165,6 @@ def _count_items(tensor: PlannedTensor) -> int:
     return items if is_first else max(1, items // tensor.tp_degree)
 
 
-def _padding_bytes(offset: int) -> int:
-    """Number of bytes from an offset to the next aligned offset."""
-    return -offset % ALIGNMENT_BYTES
+def _pad(offset: int, form: FileForm) -> int:
+    """Number of bytes from an offset to the next where a tensor may begin."""
+    return -offset % form.alignment_bytes

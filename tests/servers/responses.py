@@ -26,6 +26,13 @@ def watch_progress(stage: str, **fields: object) -> compiler_pb2.WatchCompileRes
     return compiler_pb2.WatchCompileResponse(progress=metadata)
 
 
+def watch_quantized() -> compiler_pb2.WatchCompileResponse:
+    checkpoint = compiler_pb2.QuantizeWeightsResponse(
+        model="/models/m8", size_bytes=2_000_000, warnings=["model: not quantized: lm_head"], duration=seconds(2.5)
+    )
+    return compiler_pb2.WatchCompileResponse(checkpoint=checkpoint)
+
+
 def watch_result(cache: str = "MISS") -> compiler_pb2.WatchCompileResponse:
     executables = [
         compiler_pb2.ExecutableResult(

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from kiln_client import Bundles, Compiler, Runtime
-from kiln_client.compiler import compile_request
+from kiln_client.compile_requests import compile_request
 from kiln_client.errors import AlreadyExists, InvalidArgument, KilnError, NotFound, PermissionDenied
 
 from edge.access.issuer import Issuer

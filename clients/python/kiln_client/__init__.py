@@ -15,7 +15,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from kiln_client.blocking import Stream
 from kiln_client.bundles import AsyncBundles
-from kiln_client.compiler import AsyncCompiler, CompileOptions, PlanOptions, compile_request, plan_request
+from kiln_client.compile_requests import CompileOptions, PlanOptions, compile_request, plan_request
+from kiln_client.compiler import AsyncCompiler
 from kiln_client.completion import Completion, CompletionBuilder, collect, collect_sequences
 from kiln_client.endpoint import Timeouts, TlsOptions
 from kiln_client.errors import FieldViolation, KilnError

@@ -6,20 +6,17 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from google.longrunning import operations_pb2 as operations
 from google.longrunning.operations_pb2_grpc import OperationsStub
 from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.compiler.v1.compiler_pb2_grpc import CompilerServiceStub
-from kiln.config.v1.config_pb2 import InferenceConfig
 
-from kiln_client.documents import write_json
-from kiln_client.enums import enum_number
+from kiln_client.compile_requests import QuantizeOptions, quantize_request
 from kiln_client.errors import KilnError, StreamIncomplete, Unavailable, error_from_status
-from kiln_client.options import check_options
 from kiln_client.service_client import ServiceClient
 from kiln_client.streams import AsyncStream
 
@@ -33,121 +30,6 @@ OnLost: TypeAlias = Callable[[Unavailable], None]
 
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 5.0
-
-
-class BuildOptions(TypedDict, total=False):
-    """Options that a compile and a plan share. If an option is left out, the server's default applies."""
-
-    target: str
-    """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
-    isa: str
-    """CPU instruction set: `x86-64-v3`, `x86-64-v4`, `x86-64-v4-vnni`, `x86-64-v4-bf16`, `x86-64-v4-amx` or
-    `native`.
-
-    Default: the compiler's.
-    """
-    optimization_level: int
-    """Level 0 ships the exported graph; 1 (default) and 2 compile ahead of time."""
-    salt: str
-    """Text that enters every cache key."""
-
-
-class CompileOptions(BuildOptions, total=False):
-    """Options of a compile."""
-
-    request_id: str
-    """Makes the call idempotent: calls with the same id start one operation."""
-    skip_cache_lookup: bool
-    """Build even if the cache has the result."""
-    debug: bool
-    """Keep every graph, with the lines of code that produced it, as a referrer of the bundle."""
-
-
-def compile_request(
-    name: str, model: str, config: Mapping[str, object] | InferenceConfig, **options: Unpack[CompileOptions]
-) -> pb.CompileRequest:
-    """Makes the request for one compile.
-
-    Args:
-        name: Bundle name.
-        model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
-        config: Mapping with NxD Inference's names, such as `{"neuron_config": {"seq_len": 256}}`. The server validates
-            it.
-        options: See CompileOptions.
-
-    Raises:
-        ValueError: The mapping holds values other than JSON's and infinities, or an option has a value that its enum
-            lacks.
-        TypeError: There is no such option.
-    """
-    check_options(options, CompileOptions)
-    request = pb.CompileRequest(
-        name=name,
-        model=model,
-        target=_target(options.get("target"), options.get("isa")),
-        optimization_level=_level(options.get("optimization_level")),
-        request_id=options.get("request_id", ""),
-        skip_cache_lookup=options.get("skip_cache_lookup", False),
-        salt=options.get("salt", ""),
-        debug=options.get("debug", False),
-    )
-    _set_config(request, config)
-    return request
-
-
-class PlanOptions(BuildOptions, total=False):
-    """Options of a plan."""
-
-    core_memory_bytes: int
-    """Memory of one core. Default: the target's."""
-    check_graphs: bool
-    """Whether to check graphs for what Neuron's compiler would refuse. Takes seconds for each executable."""
-
-
-def plan_request(
-    model: str, config: Mapping[str, object] | InferenceConfig, **options: Unpack[PlanOptions]
-) -> pb.PlanCompileRequest:
-    """Makes the request for one plan.
-
-    Args:
-        model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
-        config: Mapping with NxD Inference's names, as for `compile_request`.
-        options: See PlanOptions.
-
-    Raises:
-        ValueError: The mapping is not JSON, or an option has a value that its enum lacks.
-        TypeError: There is no such option.
-    """
-    check_options(options, PlanOptions)
-    request = pb.PlanCompileRequest(
-        model=model,
-        target=_target(options.get("target"), options.get("isa")),
-        optimization_level=_level(options.get("optimization_level")),
-        salt=options.get("salt", ""),
-        core_memory_bytes=options.get("core_memory_bytes", 0),
-        check_graphs=options.get("check_graphs", False),
-    )
-    _set_config(request, config)
-    return request
-
-
-def _target(kind: str | None, isa: str | None) -> pb.Target:
-    number = enum_number(pb.Target.Kind.DESCRIPTOR, kind)
-    return pb.Target(kind=pb.Target.Kind.ValueType(number), isa=isa or "")
-
-
-def _level(level: int | None) -> pb.OptimizationLevel.ValueType:
-    number = enum_number(pb.OptimizationLevel.DESCRIPTOR, None if level is None else f"o{level}")
-    return pb.OptimizationLevel.ValueType(number)
-
-
-def _set_config(
-    request: pb.CompileRequest | pb.PlanCompileRequest, config: Mapping[str, object] | InferenceConfig
-) -> None:
-    if isinstance(config, InferenceConfig):
-        request.config.CopyFrom(config)
-    else:
-        request.config_json = write_json(config, infinities=True)
 
 
 class AsyncCompiler(ServiceClient):
@@ -185,6 +67,14 @@ class AsyncCompiler(ServiceClient):
         )
         return await self._ask(self._stub.ShardWeights, request, self.timeouts.read_s)
 
+    async def start_quantize_weights(
+        self, model: str, output: str, **options: Unpack[QuantizeOptions]
+    ) -> operations.Operation:
+        """Starts to write a quantized checkpoint and returns at once. Takes the arguments of `quantize_weights`."""
+        return await self._ask(
+            self._stub.QuantizeWeights, quantize_request(model, output, **options), self.timeouts.read_s
+        )
+
     def watch_compile(self, operation: str, *, timeout_s: float | None = None) -> AsyncStream[pb.WatchCompileResponse]:
         """Streams the progress of an operation over one connection. The last event is the result or the error."""
         request = pb.WatchCompileRequest(operation=operation)
@@ -210,6 +100,23 @@ class AsyncCompiler(ServiceClient):
             on_lost: Called with the error of each lost connection before the client opens it again.
             timeout_s: Deadline over all connections, in seconds. Default: `timeouts.compile_s`.
         """
+        return (await self._wait(operation, on_progress, on_lost, timeout_s)).result
+
+    async def wait_operation(
+        self,
+        operation: str,
+        *,
+        on_progress: OnProgress = lambda _: None,
+        on_lost: OnLost = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> pb.CompileResponse | pb.QuantizeWeightsResponse:
+        """Waits for the end of any operation, such as one of `start_quantize_weights`, as `wait_compile` does."""
+        end = await self._wait(operation, on_progress, on_lost, timeout_s)
+        return end.checkpoint if end.HasField("checkpoint") else end.result
+
+    async def _wait(
+        self, operation: str, on_progress: OnProgress, on_lost: OnLost, timeout_s: float | None
+    ) -> pb.WatchCompileResponse:
         reconnection = Reconnection(self.timeouts.reconnect_s, timeout_s or self.timeouts.compile_s)
         while True:
             try:
@@ -224,7 +131,7 @@ class AsyncCompiler(ServiceClient):
             await asyncio.sleep(delay_s)
         if end.WhichOneof("event") == "error":
             raise error_from_status(end.error)
-        return end.result
+        return end
 
     async def compile(
         self,
@@ -249,7 +156,7 @@ class AsyncCompiler(ServiceClient):
         """
         operation = await self.start_compile(request)
         on_start(operation.name)
-        return await self._finish(operation.name, on_progress, on_lost, timeout_s)
+        return (await self._finish(operation.name, on_progress, on_lost, timeout_s)).result
 
     async def shard_weights(
         self,
@@ -281,7 +188,33 @@ class AsyncCompiler(ServiceClient):
             name, model, executables_ref, request_id=request_id, skip_cache_lookup=skip_cache_lookup
         )
         on_start(operation.name)
-        return await self._finish(operation.name, on_progress, on_lost, timeout_s)
+        return (await self._finish(operation.name, on_progress, on_lost, timeout_s)).result
+
+    async def quantize_weights(
+        self,
+        model: str,
+        output: str,
+        *,
+        on_start: OnStart = lambda _: None,
+        on_progress: OnProgress = lambda _: None,
+        on_lost: OnLost = lambda _: None,
+        timeout_s: float | None = None,
+        **options: Unpack[QuantizeOptions],
+    ) -> pb.QuantizeWeightsResponse:
+        """Writes a quantized checkpoint of a plain one on the compiler's host, and waits for it as `compile` does.
+
+        Args:
+            model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
+            output: Directory to make there, likewise.
+            on_start: Called with the name of the operation.
+            on_progress: Called with the present state and every change.
+            on_lost: Called with the error of each lost connection before the client opens it again.
+            timeout_s: Deadline, in seconds. Default: `timeouts.compile_s`.
+            options: See QuantizeOptions.
+        """
+        operation = await self.start_quantize_weights(model, output, **options)
+        on_start(operation.name)
+        return (await self._finish(operation.name, on_progress, on_lost, timeout_s)).checkpoint
 
     async def get_operation(self, name: str) -> operations.Operation:
         """Returns the present state of an operation."""
@@ -306,10 +239,10 @@ class AsyncCompiler(ServiceClient):
 
     async def _finish(
         self, operation: str, on_progress: OnProgress, on_lost: OnLost, timeout_s: float | None
-    ) -> pb.CompileResponse:
+    ) -> pb.WatchCompileResponse:
         """Waits for an operation that this caller started. If the caller is cancelled, cancels the operation."""
         try:
-            return await self.wait_compile(operation, on_progress=on_progress, on_lost=on_lost, timeout_s=timeout_s)
+            return await self._wait(operation, on_progress, on_lost, timeout_s)
         except KilnError as error:
             error.metadata.setdefault("operation", operation)
             raise
@@ -325,7 +258,7 @@ async def _last_event(
     """Reads a watch to its end; returns its last event, the result or the error."""
     async for event in events:
         on_reached()
-        if event.WhichOneof("event") in ("result", "error"):
+        if event.WhichOneof("event") in ("result", "checkpoint", "error"):
             return event
         on_progress(event.progress)
     raise StreamIncomplete("no result")

@@ -10,6 +10,7 @@ import {
   type CompileResponse,
   CompilerService,
   type PlanCompileResponse,
+  type QuantizeWeightsResponse,
   type WatchCompileResponse,
 } from "./gen/kiln/compiler/v1/compiler_pb.js";
 import { ServiceClient } from "./serviceClient.js";
@@ -29,6 +30,25 @@ export interface ShardOptions {
   /** Build even where the cache has the result. */
   readonly skipCacheLookup?: boolean;
 }
+
+/** Describes one quantized checkpoint. */
+export interface QuantizeOptions {
+  /** Directory of a Hugging Face checkpoint, as in CompileOptions. */
+  readonly model: string;
+  /** Directory to make on the compiler's host, absolute or relative to a model root. */
+  readonly output: string;
+  /** `int8` (default), `f8e4m3`, `f8e5m2`, or `int4` in groups of 128 inputs. */
+  readonly dtype?: string;
+  /** `compressed-tensors` (default), which vLLM loads, or `nxd`. */
+  readonly layout?: string;
+  /** Parts of names of linear layers that stay as they are. */
+  readonly modulesToNotConvert?: string[];
+  /** Makes the call idempotent. */
+  readonly requestId?: string;
+}
+
+/** How an operation ends well. */
+type End = Extract<WatchCompileResponse["event"], { case: "result" | "checkpoint" }>;
 
 /** How to wait for an operation. */
 export interface WaitOptions extends CallOptions {
@@ -56,12 +76,24 @@ export class Compiler extends ServiceClient {
    * `error.metadata.operation` names it: `wait` and `watchCompile` find it again.
    */
   async compile(bundle: CompileOptions, options: RunOptions = {}): Promise<CompileResponse> {
-    return this.#run(await this.startCompile(bundle, callOptions(options)), options);
+    const operation = await this.startCompile(bundle, callOptions(options));
+    return resultOf(await this.#run(operation, options));
   }
 
   /** Writes the weights of another checkpoint of the same model for executables that exist, and waits, as `compile` does. */
   async shardWeights(bundle: ShardOptions, options: RunOptions = {}): Promise<CompileResponse> {
-    return this.#run(await this.startShardWeights(bundle, callOptions(options)), options);
+    const operation = await this.startShardWeights(bundle, callOptions(options));
+    return resultOf(await this.#run(operation, options));
+  }
+
+  /** Writes a quantized checkpoint of a plain one on the compiler's host, and waits, as `compile` does. */
+  async quantizeWeights(checkpoint: QuantizeOptions, options: RunOptions = {}): Promise<QuantizeWeightsResponse> {
+    const operation = await this.startQuantizeWeights(checkpoint, callOptions(options));
+    const end = await this.#run(operation, options);
+    if (end.case !== "checkpoint") {
+      throw streamIncomplete("no checkpoint");
+    }
+    return end.value;
   }
 
   /** Tells what a compile would make and take; nothing is compiled. */
@@ -80,18 +112,27 @@ export class Compiler extends ServiceClient {
     return this.ask(CompilerService.method.shardWeights, { ...bundle }, this.timeouts.readMs, options);
   }
 
+  /** Starts what `quantizeWeights` does and returns at once. */
+  async startQuantizeWeights(checkpoint: QuantizeOptions, options: CallOptions = {}): Promise<Operation> {
+    return this.ask(CompilerService.method.quantizeWeights, { ...checkpoint }, this.timeouts.readMs, options);
+  }
+
   /** Streams the progress of an operation: its present state, every change, the result or the error last. */
   watchCompile(operation: string, options: CallOptions = {}): EventStream<WatchCompileResponse> {
     return this.stream(CompilerService.method.watchCompile, { operation }, this.timeouts.compileMs, options);
   }
 
-  /** Waits for an operation. The operation goes on when its caller leaves, by the signal too. */
+  /** Waits for a compile or shardWeights. The operation goes on when its caller leaves, by the signal too. */
   async wait(operation: string, options: WaitOptions = {}): Promise<CompileResponse> {
+    return resultOf(await this.#wait(operation, options));
+  }
+
+  async #wait(operation: string, options: WaitOptions): Promise<End> {
     for await (const { event } of this.watchCompile(operation, options)) {
       if (event.case === "progress") {
         options.onProgress?.(event.value);
-      } else if (event.case === "result") {
-        return event.value;
+      } else if (event.case === "result" || event.case === "checkpoint") {
+        return event;
       } else if (event.case === "error") {
         throw errorFromStatus(event.value).withMetadata({ operation });
       }
@@ -127,10 +168,10 @@ export class Compiler extends ServiceClient {
     await this.ask(Operations.method.deleteOperation, { name }, this.timeouts.readMs, options);
   }
 
-  async #run({ name }: Operation, options: RunOptions): Promise<CompileResponse> {
+  async #run({ name }: Operation, options: RunOptions): Promise<End> {
     options.onStart?.(name);
     try {
-      return await this.wait(name, options);
+      return await this.#wait(name, options);
     } catch (error) {
       if (!(error instanceof KilnError)) {
         throw error; // of a callback
@@ -142,6 +183,14 @@ export class Compiler extends ServiceClient {
       throw error.withMetadata({ operation: name });
     }
   }
+}
+
+/** The bundle that an operation made. */
+function resultOf(end: End): CompileResponse {
+  if (end.case !== "result") {
+    throw streamIncomplete("no bundle");
+  }
+  return end.value;
 }
 
 /** Options of the call that starts an operation: the deadline is that of the wait. */

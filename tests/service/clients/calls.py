@@ -82,6 +82,10 @@ IDS, REFUSE = f"{DEMO} token_ids: 1 skip_special_tokens: false", "in_flight_poli
 READ, RELEASED = 'digest: "sha256:ab" offset_bytes: 4 ref: "tiny:v1"', 'holder: "host-1" digest: "sha256:ab"'
 SHARD = 'name: "pirate" model: "models/pirate" executables_ref: "tiny:v1" request_id: "r" skip_cache_lookup: true'
 SHARD_OPTIONS: dict[str, Any] = {"request_id": "r", "skip_cache_lookup": True}
+QUANTIZE: dict[str, Any] = {"dtype": "int4", "layout": "nxd", "modules_to_not_convert": ["lm_head"], "request_id": "r"}
+SMALL = 'model: "m" output: "m8" dtype: "int4" layout: "nxd" modules_to_not_convert: "lm_head" request_id: "r"'
+QUANTIZED = samples.watch_quantized().checkpoint
+QUANTIZING = [samples.watch_progress("SHARD"), samples.watch_quantized()]
 COMPILER_CASES = [
     _unary("Compile", lambda c: c.start_compile(COMPILE), text_of(COMPILE), samples.OPERATION),
     _unary("PlanCompile", lambda c: c.plan_compile(PLAN), text_of(PLAN), samples.plan()),
@@ -90,6 +94,10 @@ COMPILER_CASES = [
     Case("WatchCompile", lambda c: c.wait_compile("operations/7"), WATCH, WATCHING, COMPILED),
     _unary("ShardWeights", lambda c: c.start_shard_weights(*PIRATE, **SHARD_OPTIONS), SHARD, samples.OPERATION),
     Case("ShardWeights", lambda c: c.shard_weights(*PIRATE, **SHARD_OPTIONS), SHARD, samples.OPERATION, COMPILED),
+    _unary("QuantizeWeights", lambda c: c.start_quantize_weights("m", "m8", **QUANTIZE), SMALL, samples.OPERATION),
+    Case("QuantizeWeights", lambda c: c.quantize_weights("m", "m8", **QUANTIZE), SMALL, samples.OPERATION, QUANTIZED),
+    Case("WatchCompile", lambda c: c.quantize_weights("m", "m8"), WATCH, QUANTIZING, QUANTIZED),
+    Case("WatchCompile", lambda c: c.wait_operation("operations/7"), WATCH, QUANTIZING, QUANTIZED),
     _unary("GetOperation", lambda c: c.get_operation("operations/7"), 'name: "operations/7"', samples.OPERATION),
     Case("ListOperations", lambda c: c.list_operations(), 'name: "operations"', LISTED, [samples.OPERATION]),
     Case("CancelOperation", lambda c: c.cancel_operation("operations/7"), 'name: "operations/7"', Empty(), None),

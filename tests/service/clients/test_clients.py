@@ -22,7 +22,16 @@ from kiln_client import (
 
 from tests.servers import responses as samples
 from tests.servers.scripted_server import ScriptedServer
-from tests.service.clients.calls import BUNDLE_CASES, COMPILER_CASES, LOADING, RUNTIME_CASES, WATCHING, Case, text_of
+from tests.service.clients.calls import (
+    BUNDLE_CASES,
+    COMPILER_CASES,
+    LOADING,
+    QUANTIZING,
+    RUNTIME_CASES,
+    WATCHING,
+    Case,
+    text_of,
+)
 
 CLIENTS = [
     *((AsyncCompiler, case) for case in COMPILER_CASES),
@@ -35,7 +44,8 @@ BLOCKING = [(Bundles, BUNDLE_CASES[0]), (Compiler, COMPILER_CASES[3]), (Runtime,
 
 def script(server: ScriptedServer, case: Case) -> None:
     server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", WATCHING)
+    server.script("QuantizeWeights", samples.OPERATION)
+    server.script("WatchCompile", QUANTIZING if case.rpc == "QuantizeWeights" else WATCHING)
     server.script(case.rpc, case.answer)
 
 

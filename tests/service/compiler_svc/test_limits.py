@@ -71,7 +71,12 @@ async def test_a_full_queue_does_not_validate(home: Path) -> None:
         for salt in "ab":
             await client.compile(salt=salt)
         request = pb.ShardWeightsRequest(name="x", model="nowhere", executables_ref="nothing")
-        for call in (client.compile(model="nowhere"), client.compiler.ShardWeights(request)):
+        quantize = pb.QuantizeWeightsRequest(model="nowhere", output="x")
+        for call in (
+            client.compile(model="nowhere"),
+            client.compiler.ShardWeights(request),
+            client.compiler.QuantizeWeights(quantize),
+        ):
             how = await refused(call, "RESOURCE_EXHAUSTED", "COMPILE_QUEUE_FULL")
             assert how.retry_after_s == 15
 

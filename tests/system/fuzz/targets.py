@@ -100,7 +100,7 @@ def open_compiler(stack: Stack) -> Target:
         }
 
     def undo(rpc: Rpc, answer: Answer) -> None:
-        if answer.code is grpc.StatusCode.OK and rpc.path.endswith(("/Compile", "/ShardWeights")):
+        if answer.code is grpc.StatusCode.OK and rpc.path.endswith(_STARTING):
             _cancel_all(operations)
 
     return Target("compiler_svc", channel, _find_meter(stack, "compiler_svc"), find_existing, restore, undo)
@@ -145,6 +145,8 @@ def open_runtime(stack: Stack) -> Target:
     )
 
 
+#: Methods that start an operation.
+_STARTING: Final = ("/Compile", "/ShardWeights", "/QuantizeWeights")
 _SERVICES: Final = (
     *("", "liveness", "kiln.compiler.v1.CompilerService", "kiln.bundle.v1.BundleService"),
     *("kiln.runtime.v1.GenerationService", "kiln.runtime.v1.RuntimeService"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -152,6 +153,8 @@ async def finish(compiler: RestartedCompiler, name: str) -> Outcome:
         if operation.done:
             if operation.WhichOneof("result") == "error":
                 return Outcome(reason_in(operation.error), str(operation.error.message))
+            if operation.response.Is(pb.QuantizeWeightsResponse.DESCRIPTOR):
+                return Outcome()
             return Outcome(digest=response_of(operation).digest)
     raise AssertionError(f"{name} does not end")
 
@@ -293,6 +296,16 @@ async def shard(compiler: RestartedCompiler, identity: str, announce: Callable[[
     return await finish(compiler, operation.name)
 
 
+async def quantize(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
+    """Writes a checkpoint; one that an earlier attempt has finished goes before."""
+    output = f"small-{number_of(identity)}"
+    shutil.rmtree(compiler.home / "models" / output, ignore_errors=True)
+    request = pb.QuantizeWeightsRequest(model="tiny", output=output, request_id=identity)
+    operation = await compiler.running.client.compiler.QuantizeWeights(request)
+    announce(operation.name)
+    return await finish(compiler, operation.name)
+
+
 async def plan(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
     announce("")
     request = pb.PlanCompileRequest(model="tiny", config_json=json.dumps(CONFIG))
@@ -346,6 +359,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "lower for trn2 in sessions": partial(lower_for_neuron, leads_session=True),
     "convert": convert,
     "shard": shard,
+    "quantize": quantize,
     "plan": plan,
     "plan a URL": plan_url,
     "import": import_,

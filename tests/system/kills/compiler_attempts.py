@@ -164,7 +164,12 @@ async def warm_up(compiler: RestartedCompiler, action: str) -> None:
 async def check(compiler: RestartedCompiler, moment: Moment) -> None:
     """Makes sure that bundles are whole, and that everything is gone whose moment has come."""
     home = compiler.home
-    places = {"store": home / "store", "compiler cache": home / "cache", "temporary": home / "temporary"}
+    places = {
+        "store": home / "store",
+        "models": home / "models",
+        "compiler cache": home / "cache",
+        "temporary": home / "temporary",
+    }
     check_store(home)
     assert find_leaks(places) == []
     await until_gone(lambda: find_left(places, moment, kept=list_needed_blobs(home)))

@@ -143,6 +143,8 @@ PREPARING = Doing("prepares a build's directory", "^(?!kiln-).* mkdir .*/jobs/[^
 EXPORTING = Doing("exports a graph", "^kiln-build write .*/work/[^/]+/program[.]pt2$")
 STAGING = Doing("begins a blob", "write .*/staging/[^/]+$")
 SHARDING = Doing("records the first shard", f"write .*/{SHARDED}/rank[0-9]+[.]new$")
+RECORDING = Doing("records the first file", f"^kiln-build write .*/{SHARDED}/model[^/]*[.]new$")
+PLACING = Doing("names the checkpoint", "^kiln-build rename .*/models/small-[0-9]+$")
 #: transformers looks for the reference's files.
 CHECKING = Doing("compares logits with the reference", "^kiln-build listdir .*/models/[^/]+/$")
 UNPINNING = Doing("removes pins", "^kiln-build remove .*/pins/[^/]+$", 3)

@@ -16,6 +16,7 @@ from kiln_client.cli.bundle.config import config_group
 from kiln_client.cli.compile.compile import compile_command, shard_weights_command
 from kiln_client.cli.compile.operations import operations_group
 from kiln_client.cli.compile.plan import plan_command
+from kiln_client.cli.compile.quantize import quantize_command
 from kiln_client.cli.deployment.deployments import (
     load_command,
     load_weights_command,
@@ -102,6 +103,7 @@ for _command in (
     compile_command,
     plan_command,
     shard_weights_command,
+    quantize_command,
     bundles_group,
     config_group,
     load_command,

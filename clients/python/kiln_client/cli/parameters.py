@@ -22,9 +22,10 @@ OVERRIDE = click.option(
     metavar="PATH=VALUE",
     help="Replace a value of the configuration, such as neuron_config.seq_len=256; may be repeated.",
 )
+QUANTIZED_DTYPES = ("int8", "f8e4m3", "f8e5m2", "int4")
 QUANTIZE = click.option(
     "--quantize",
-    type=click.Choice(["int8", "f8e4m3", "f8e5m2", "int4"]),
+    type=click.Choice(QUANTIZED_DTYPES),
     help="Keep the matrices of linear layers in a byte for each weight, with a scale for each output; int4: in half a "
     "byte, with two scales for each group of inputs.",
 )

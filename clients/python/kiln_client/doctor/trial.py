@@ -12,7 +12,8 @@ from typing import Final, Self
 
 from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileStage
 
-from kiln_client.compiler import AsyncCompiler, compile_request
+from kiln_client.compile_requests import compile_request
+from kiln_client.compiler import AsyncCompiler
 from kiln_client.doctor.one_layer import GOLDEN, INFERENCE_CONFIG, PROMPT, find_deviation, write_checkpoint
 from kiln_client.doctor.probe import Finding, OnProgress
 from kiln_client.enums import enum_name

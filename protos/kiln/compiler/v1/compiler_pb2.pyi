@@ -780,6 +780,94 @@ class ShardWeightsRequest(_message.Message):
 Global___ShardWeightsRequest: _TypeAlias = ShardWeightsRequest  # noqa: Y015
 
 @_typing.final
+class QuantizeWeightsRequest(_message.Message):
+    """QuantizeWeightsRequest describes one quantized checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    MODULES_TO_NOT_CONVERT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Directory of a Hugging Face checkpoint, as in CompileRequest, whose matrices are floats. Required."""
+    output: _builtins.str
+    """Directory to make on the compiler's host: absolute, or relative to a model root. It must not exist, and the directory
+    around it must, at or below a model root. Required.
+    """
+    dtype: _builtins.str
+    """"int8" (default), "f8e4m3" or "f8e5m2", with a scale for each output; or "int4", with a scale and a zero point for each
+    group of 128 inputs.
+    """
+    layout: _builtins.str
+    """"compressed-tensors" (default), which vLLM loads, has int8, f8e4m3 and int4, and leaves the head as it is; "nxd", as
+    NxD Inference saves quantized weights, has int8, f8e4m3 and f8e5m2.
+    """
+    request_id: _builtins.str
+    """Makes the call idempotent, as in CompileRequest."""
+    @_builtins.property
+    def modules_to_not_convert(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Parts of names of linear layers that stay as they are, as in NeuronConfig."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        output: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        layout: _builtins.str = ...,
+        modules_to_not_convert: _abc.Iterable[_builtins.str] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "layout", b"layout", "model", b"model", "modules_to_not_convert", b"modules_to_not_convert", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuantizeWeightsRequest: _TypeAlias = QuantizeWeightsRequest  # noqa: Y015
+
+@_typing.final
+class QuantizeWeightsResponse(_message.Message):
+    """QuantizeWeightsResponse is a quantized checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Its directory on the compiler's host, absolute: `model` of a compile."""
+    size_bytes: _builtins.int
+    """Bytes of its tensors."""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Notes, such as the linear layers that stay as they are."""
+
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """Time from acceptance to the end."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "model", b"model", "size_bytes", b"size_bytes", "warnings", b"warnings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuantizeWeightsResponse: _TypeAlias = QuantizeWeightsResponse  # noqa: Y015
+
+@_typing.final
 class CompileMetadata(_message.Message):
     """CompileMetadata is the metadata of a compile operation."""
 
@@ -797,7 +885,7 @@ class CompileMetadata(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Bundle name of the request."""
+    """Bundle name of the request; of QuantizeWeights the directory."""
     stage: Global___CompileStage.ValueType
     """Present stage."""
     executables_done: _builtins.int
@@ -976,6 +1064,7 @@ class WatchCompileResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___CompileMetadata:
         """Progress."""
@@ -988,18 +1077,23 @@ class WatchCompileResponse(_message.Message):
     def error(self) -> _status_pb2.Status:
         """The end, badly: nothing follows. The same status as Operation.error."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___QuantizeWeightsResponse:
+        """The end of QuantizeWeights, well: nothing follows."""
+
     def __init__(
         self,
         *,
         progress: Global___CompileMetadata | None = ...,
         result: Global___CompileResponse | None = ...,
         error: _status_pb2.Status | None = ...,
+        checkpoint: Global___QuantizeWeightsResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "error", b"error", "event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "error", b"error", "event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result", "error"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result", "error", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -28,7 +28,7 @@ if _version_not_supported:
 
 class CompilerServiceStub:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
     principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
@@ -53,6 +53,11 @@ class CompilerServiceStub:
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
                 response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
+        self.QuantizeWeights = channel.unary_unary(
+                '/kiln.compiler.v1.CompilerService/QuantizeWeights',
+                request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.QuantizeWeightsRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
         self.WatchCompile = channel.unary_stream(
                 '/kiln.compiler.v1.CompilerService/WatchCompile',
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.WatchCompileRequest.SerializeToString,
@@ -62,7 +67,7 @@ class CompilerServiceStub:
 
 class CompilerServiceServicer:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
     principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
@@ -110,6 +115,21 @@ class CompilerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QuantizeWeights(self, request, context):
+        """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
+        one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
+        compiler resumes it behind the files that it has written. The directory gets its name last. Its operation has
+        CompileMetadata, whose `name` is the directory, and QuantizeWeightsResponse.
+        Errors: those of Compile for `model` and `request_id`, INVALID_ARGUMENT/CONFIG_INVALID for `output`, `dtype`, `layout`
+        and `modules_to_not_convert`, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, ALREADY_EXISTS/OUTPUT_EXISTS,
+        FAILED_PRECONDITION/OUTPUT_REFUSED where there is no directory around it that the compiler may write,
+        INVALID_ARGUMENT/CHECKPOINT_QUANTIZED, INVALID_ARGUMENT/NOTHING_TO_QUANTIZE, and
+        RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end as those of Compile do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchCompile(self, request, context):
         """Streams the progress of one compile from now on: first its present state, then every change, the result last.
         Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
@@ -136,6 +156,11 @@ def add_CompilerServiceServicer_to_server(servicer, server):
                     request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.FromString,
                     response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
             ),
+            'QuantizeWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.QuantizeWeights,
+                    request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.QuantizeWeightsRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
             'WatchCompile': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchCompile,
                     request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.WatchCompileRequest.FromString,
@@ -151,7 +176,7 @@ def add_CompilerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CompilerService:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
     principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
@@ -225,6 +250,33 @@ class CompilerService:
             target,
             '/kiln.compiler.v1.CompilerService/ShardWeights',
             kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QuantizeWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.compiler.v1.CompilerService/QuantizeWeights',
+            kiln_dot_compiler_dot_v1_dot_compiler__pb2.QuantizeWeightsRequest.SerializeToString,
             google_dot_longrunning_dot_operations__pb2.Operation.FromString,
             options,
             channel_credentials,

@@ -29,7 +29,7 @@ GRPC_VERSION: str
 
 class CompilerServiceStub:
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
     principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
@@ -69,6 +69,17 @@ class CompilerServiceStub:
     bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
     FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
     """
+    QuantizeWeights: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.QuantizeWeightsRequest, _operations_pb2.Operation]
+    """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
+    one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
+    compiler resumes it behind the files that it has written. The directory gets its name last. Its operation has
+    CompileMetadata, whose `name` is the directory, and QuantizeWeightsResponse.
+    Errors: those of Compile for `model` and `request_id`, INVALID_ARGUMENT/CONFIG_INVALID for `output`, `dtype`, `layout`
+    and `modules_to_not_convert`, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, ALREADY_EXISTS/OUTPUT_EXISTS,
+    FAILED_PRECONDITION/OUTPUT_REFUSED where there is no directory around it that the compiler may write,
+    INVALID_ARGUMENT/CHECKPOINT_QUANTIZED, INVALID_ARGUMENT/NOTHING_TO_QUANTIZE, and
+    RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end as those of Compile do.
+    """
     WatchCompile: _grpc.UnaryStreamMultiCallable[_compiler_pb2.WatchCompileRequest, _compiler_pb2.WatchCompileResponse]
     """Streams the progress of one compile from now on: first its present state, then every change, the result last.
     Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
@@ -77,7 +88,7 @@ class CompilerServiceStub:
 @_typing.type_check_only
 class CompilerServiceAsyncStub(CompilerServiceStub):
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
     principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
@@ -114,6 +125,17 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
     FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
     """
+    QuantizeWeights: _aio.UnaryUnaryMultiCallable[_compiler_pb2.QuantizeWeightsRequest, _operations_pb2.Operation]  # type: ignore[assignment]
+    """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
+    one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
+    compiler resumes it behind the files that it has written. The directory gets its name last. Its operation has
+    CompileMetadata, whose `name` is the directory, and QuantizeWeightsResponse.
+    Errors: those of Compile for `model` and `request_id`, INVALID_ARGUMENT/CONFIG_INVALID for `output`, `dtype`, `layout`
+    and `modules_to_not_convert`, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, ALREADY_EXISTS/OUTPUT_EXISTS,
+    FAILED_PRECONDITION/OUTPUT_REFUSED where there is no directory around it that the compiler may write,
+    INVALID_ARGUMENT/CHECKPOINT_QUANTIZED, INVALID_ARGUMENT/NOTHING_TO_QUANTIZE, and
+    RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end as those of Compile do.
+    """
     WatchCompile: _aio.UnaryStreamMultiCallable[_compiler_pb2.WatchCompileRequest, _compiler_pb2.WatchCompileResponse]  # type: ignore[assignment]
     """Streams the progress of one compile from now on: first its present state, then every change, the result last.
     Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
@@ -121,7 +143,7 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
 
 class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
     """CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
-    on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+    on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
     principal that began it; for all others, but those with the scope `admin`, it is not there.
     """
 
@@ -173,6 +195,23 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
         bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
         FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
+        """
+
+    @_abc_1.abstractmethod
+    def QuantizeWeights(
+        self,
+        request: _compiler_pb2.QuantizeWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
+        """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
+        one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
+        compiler resumes it behind the files that it has written. The directory gets its name last. Its operation has
+        CompileMetadata, whose `name` is the directory, and QuantizeWeightsResponse.
+        Errors: those of Compile for `model` and `request_id`, INVALID_ARGUMENT/CONFIG_INVALID for `output`, `dtype`, `layout`
+        and `modules_to_not_convert`, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, ALREADY_EXISTS/OUTPUT_EXISTS,
+        FAILED_PRECONDITION/OUTPUT_REFUSED where there is no directory around it that the compiler may write,
+        INVALID_ARGUMENT/CHECKPOINT_QUANTIZED, INVALID_ARGUMENT/NOTHING_TO_QUANTIZE, and
+        RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end as those of Compile do.
         """
 
     @_abc_1.abstractmethod

@@ -9,6 +9,7 @@ CALLS: Final = {
     ("compile",): ("-", "--model", "m", "--name", "n"),
     ("plan",): ("-", "--model", "m"),
     ("shard-weights",): ("tiny", "--model", "m", "--name", "n"),
+    ("quantize",): ("m", "--output", "m8"),
     ("bundles", "list"): (),
     ("bundles", "show"): ("tiny",),
     ("bundles", "read"): ("tiny", "graphs.jsonl.gz", "--out", "graphs.jsonl.gz"),

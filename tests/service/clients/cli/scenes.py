@@ -382,6 +382,11 @@ SCENES: Final[dict[str, dict[str, Any]]] = {
         "ShardWeights": samples.OPERATION,
         "WatchCompile": [_SHARDING, compiler_pb2.WatchCompileResponse(result=_PIRATE)],
     },
+    "a quantized checkpoint": {
+        "QuantizeWeights": samples.OPERATION,
+        "WatchCompile": [_SHARDING, samples.watch_quantized()],
+    },
+    "an output that exists": _refused("QuantizeWeights", "ALREADY_EXISTS", "OUTPUT_EXISTS", "m8 exists"),
     "a plan": {"PlanCompile": samples.plan()},
     "a plan for more cores": _too_large(cores_needed=8, largest=compiler_pb2.LargestSizes(seq_len=4096)),
     "a plan for more cores or fewer blocks": _too_large(

@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import calculate_qparams
 from torch import Tensor, nn
 
 from bundle.abi.formats import FORMATS
@@ -32,11 +35,11 @@ def dequantize(matrix: Tensor, name: str) -> Tensor:
     """What is left of a matrix [outputs, inputs]; scales are computed in float64."""
     row = FORMATS[name]
     if row.group:
-        # In float32 as well: of so many steps some are so near to the middle between two that the digits decide.
-        groups = matrix.reshape(len(matrix), -1, row.group)
-        least = groups.amin(-1, keepdim=True)
-        factor = ((groups.amax(-1, keepdim=True) - least) / 15).clamp(min=1e-30)
-        return (((groups - least) / factor).round() * factor + least).reshape(matrix.shape)
+        # By compressed-tensors' rules, in float32: of so many steps some are near to the middle between two.
+        args = QuantizationArgs(num_bits=4, type="int", symmetric=False, strategy="group", group_size=row.group)
+        groups = matrix.unflatten(1, (-1, row.group))
+        scales, zeros = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+        return fake_quantize(matrix, scales, zeros.float().round(), args)
     largest = matrix.double().abs().amax(1, keepdim=True) if row.is_per_channel else matrix.double().abs().max()
     scale = (largest / (127.5 if name == "int8_per_tensor" else LARGEST[row.item])).float()
     scale = scale.clamp(min=1e-5 if row.is_per_channel and row.item != "int8" else 1e-30)

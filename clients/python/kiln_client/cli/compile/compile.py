@@ -15,7 +15,7 @@ from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.rows import Row, describe, pairs, tabulate
 from kiln_client.cli.session import Session, remote_command
-from kiln_client.compiler import compile_request
+from kiln_client.compile_requests import compile_request
 from kiln_client.errors import NotFound
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ async def compile_command(
     given = {option: value for option, value in options.items() if value is not None}
     if optimization_level is not None:
         given["optimization_level"] = int(optimization_level)
-    started = _Started(session)
+    started = Started(session)
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
             response = await call_with_checkpoint(
@@ -120,7 +120,7 @@ async def shard_weights_command(
     The weights fit the executables of the bundle REF: the checkpoint is another one of the same model, such as a
     fine-tune. The result has weights only, for `kiln load-weights`. Interrupting the command cancels the operation.
     """
-    started = _Started(session)
+    started = Started(session)
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
             response = await call_with_checkpoint(
@@ -138,12 +138,15 @@ async def shard_weights_command(
     show_result(session, response, started.operation)
 
 
-class _Started:
+class Started:
+    """Tells of the operation that a command has started, and remembers its name."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self.operation = ""
 
     def __call__(self, operation: str) -> None:
+        """Is called with the name."""
         self.operation = operation
         self._session.output.event("started", {"operation": operation})
 

@@ -7,10 +7,11 @@ from typing import Final
 import click
 from google.longrunning.operations_pb2 import Operation
 from google.rpc import code_pb2
-from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileStage
+from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileStage, QuantizeWeightsResponse
 from rich.text import Text
 
 from kiln_client.cli.compile.compile import show_result
+from kiln_client.cli.compile.quantize import show_checkpoint
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.rows import Row, tabulate
@@ -64,8 +65,11 @@ async def wait_command(session: Session, *, name: str) -> None:
     """
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
-            response = await compiler.wait_compile(name, on_progress=progress.compiled, on_lost=progress.lost)
-    show_result(session, response, name)
+            response = await compiler.wait_operation(name, on_progress=progress.compiled, on_lost=progress.lost)
+    if isinstance(response, QuantizeWeightsResponse):
+        show_checkpoint(session, response, name)
+    else:
+        show_result(session, response, name)
 
 
 @operations_group.command("cancel")

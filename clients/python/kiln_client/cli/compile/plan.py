@@ -13,7 +13,7 @@ from kiln_client.cli.compile.plan_view import plan_view
 from kiln_client.cli.parameters import BYTE_SIZE, DOCUMENT, OVERRIDE, QUANTIZE, enum_choice, read_configuration
 from kiln_client.cli.records import Record, record_from_message
 from kiln_client.cli.session import Session, remote_command
-from kiln_client.compiler import plan_request
+from kiln_client.compile_requests import plan_request
 
 DOES_NOT_FIT: Final = 3
 """Exit code of a plan that does not fit, or whose graphs Neuron's compiler would refuse."""

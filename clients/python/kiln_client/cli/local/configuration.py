@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kiln_client.cli.local.lookup import Checkpoint
-from kiln_client.compiler import AsyncCompiler, BuildOptions, plan_request
+from kiln_client.compile_requests import BuildOptions, plan_request
+from kiln_client.compiler import AsyncCompiler
 from kiln_client.errors import FailedPrecondition
 
 #: Longest sequence. Graphs as they are compute all of a bucket, at the golden check, at the load and in each step.

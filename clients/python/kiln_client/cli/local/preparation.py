@@ -21,7 +21,8 @@ from kiln_client.cli.local.lookup import Checkpoint, HubModel, find_checkpoint, 
 from kiln_client.cli.local.pull import pull
 from kiln_client.cli.output import Output
 from kiln_client.cli.progress import ProgressView
-from kiln_client.compiler import AsyncCompiler, compile_request
+from kiln_client.compile_requests import compile_request
+from kiln_client.compiler import AsyncCompiler
 from kiln_client.errors import KilnError, NotFound
 from kiln_client.runtime import AsyncRuntime
 from kiln_client.stack.home import StackRecord, make_home

@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/compiler/v1/compiler.proto.
  */
 export const file_kiln_compiler_v1_compiler: GenFile = /*@__PURE__*/
-  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIqgCChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKAMSFAoMY2hlY2tfZ3JhcGhzGAggASgIQg8KDWNvbmZpZ19zb3VyY2UitwMKE1BsYW5Db21waWxlUmVzcG9uc2USMQoJc3VibW9kZWxzGAEgAygLMh4ua2lsbi5jb21waWxlci52MS5TdWJtb2RlbFBsYW4SKQoFcmFua3MYAiADKAsyGi5raWxuLmNvbXBpbGVyLnYxLlJhbmtQbGFuEgwKBGZpdHMYAyABKAgSLwoHbGFyZ2VzdBgEIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuTGFyZ2VzdFNpemVzEjUKC2V4ZWN1dGFibGVzGAUgAygLMiAua2lsbi5jb21waWxlci52MS5FeGVjdXRhYmxlUGxhbhIlCgVoaW50cxgGIAMoCzIWLmtpbG4uY29tcGlsZXIudjEuSGludBIQCgh3YXJuaW5ncxgHIAMoCRIUCgxjb3Jlc19uZWVkZWQYCCABKAUSLAoEY29zdBgJIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuQ29zdEVzdGltYXRlEhwKFHJlc29sdmVkX2NvbmZpZ19qc29uGAogASgJEjEKC2dyYXBoX2NoZWNrGAsgASgLMhwua2lsbi5jb21waWxlci52MS5HcmFwaENoZWNrIlYKDFN1Ym1vZGVsUGxhbhIMCgRuYW1lGAEgASgJEg0KBWJhdGNoGAIgASgFEikKB2J1Y2tldHMYAyADKAsyGC5raWxuLmNvbXBpbGVyLnYxLkJ1Y2tldCIYCgZCdWNrZXQSDgoGdG9rZW5zGAEgAygFIs4BCghSYW5rUGxhbhIMCgRyYW5rGAEgASgFEhUKDXdlaWdodHNfYnl0ZXMYAiABKAMSEAoIa3ZfYnl0ZXMYAyABKAMSGAoQYWN0aXZhdGlvbl9ieXRlcxgEIAEoAxISCgpjb2RlX2J5dGVzGAUgASgDEhMKC2xpbWl0X2J5dGVzGAYgASgDEhIKCmxvcmFfYnl0ZXMYByABKAMSNAoNd2VpZ2h0X2dyb3VwcxgIIAMoCzIdLmtpbG4uY29tcGlsZXIudjEuV2VpZ2h0R3JvdXAiLwoLV2VpZ2h0R3JvdXASDAoEbmFtZRgBIAEoCRISCgpzaXplX2J5dGVzGAIgASgDIkoKDExhcmdlc3RTaXplcxISCgpiYXRjaF9zaXplGAEgASgFEg8KB3NlcV9sZW4YAiABKAUSFQoNcGFfbnVtX2Jsb2NrcxgDIAEoBSKHAQoORXhlY3V0YWJsZVBsYW4SCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEigKBmJ1Y2tldBgDIAEoCzIYLmtpbG4uY29tcGlsZXIudjEuQnVja2V0EiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdCJoCgpHcmFwaENoZWNrEhIKCm51bV9ncmFwaHMYASABKAUSFAoMbnVtX2ZpbmRpbmdzGAIgASgFEjAKCGZpbmRpbmdzGAMgAygLMh4ua2lsbi5jb21waWxlci52MS5HcmFwaEZpbmRpbmcimgEKDEdyYXBoRmluZGluZxILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSDAoEY29kZRgEIAEoCRIRCglvcGVyYXRpb24YBSABKAkSEAoIYWNjZXB0ZWQYBiABKAkSDgoGc291cmNlGAcgASgJIjQKBEhpbnQSDQoFZmllbGQYASABKAkSDQoFdmFsdWUYAiABKAkSDgoGcmVhc29uGAMgASgJImsKDENvc3RFc3RpbWF0ZRIrCghkdXJhdGlvbhgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFwZWFrX21lbW9yeV9ieXRlcxgCIAEoAxITCgtudW1fcmVjb3JkcxgDIAEoBSJ6ChNTaGFyZFdlaWdodHNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSFwoPZXhlY3V0YWJsZXNfcmVmGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYBSABKAgi5gIKD0NvbXBpbGVNZXRhZGF0YRIMCgRuYW1lGAEgASgJEi0KBXN0YWdlGAIgASgOMh4ua2lsbi5jb21waWxlci52MS5Db21waWxlU3RhZ2USGAoQZXhlY3V0YWJsZXNfZG9uZRgDIAEoBRIZChFleGVjdXRhYmxlc190b3RhbBgEIAEoBRIaChJleGVjdXRhYmxlc19jYWNoZWQYBSABKAUSFQoNc2hhcmRlZF9ieXRlcxgGIAEoAxITCgt0b3RhbF9ieXRlcxgHIAEoAxImCgNldGEYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHbWVzc2FnZRgJIAEoCRIvCgtjcmVhdGVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIuYBCg9Db21waWxlUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSNwoLZXhlY3V0YWJsZXMYBSADKAsyIi5raWxuLmNvbXBpbGVyLnYxLkV4ZWN1dGFibGVSZXN1bHQSEAoId2FybmluZ3MYBiADKAkSKwoIZHVyYXRpb24YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24isAEKEEV4ZWN1dGFibGVSZXN1bHQSCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEg4KBmJ1Y2tldBgDIAMoBRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSKwoIZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKc2l6ZV9ieXRlcxgGIAEoAyIoChNXYXRjaENvbXBpbGVSZXF1ZXN0EhEKCW9wZXJhdGlvbhgBIAEoCSKwAQoUV2F0Y2hDb21waWxlUmVzcG9uc2USNQoIcHJvZ3Jlc3MYASABKAsyIS5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVNZXRhZGF0YUgAEjMKBnJlc3VsdBgCIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlc3BvbnNlSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAQgcKBWV2ZW50KogBChFPcHRpbWl6YXRpb25MZXZlbBIiCh5PUFRJTUlaQVRJT05fTEVWRUxfVU5TUEVDSUZJRUQQABIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzAQARIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzEQAhIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzIQAyr+AQoMQ29tcGlsZVN0YWdlEh0KGUNPTVBJTEVfU1RBR0VfVU5TUEVDSUZJRUQQABIYChRDT01QSUxFX1NUQUdFX1FVRVVFRBABEh0KGUNPTVBJTEVfU1RBR0VfQ0FDSEVfQ0hFQ0sQAhIXChNDT01QSUxFX1NUQUdFX1RSQUNFEAMSFwoTQ09NUElMRV9TVEFHRV9MT1dFUhAEEhcKE0NPTVBJTEVfU1RBR0VfU0hBUkQQBRIYChRDT01QSUxFX1NUQUdFX1ZFUklGWRAGEhkKFUNPTVBJTEVfU1RBR0VfUFVCTElTSBAHEhYKEkNPTVBJTEVfU1RBR0VfRE9ORRAIKlgKC0NhY2hlUmVzdWx0EhwKGENBQ0hFX1JFU1VMVF9VTlNQRUNJRklFRBAAEhQKEENBQ0hFX1JFU1VMVF9ISVQQARIVChFDQUNIRV9SRVNVTFRfTUlTUxACMvACCg9Db21waWxlclNlcnZpY2USSgoHQ29tcGlsZRIgLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlcXVlc3QaHS5nb29nbGUubG9uZ3J1bm5pbmcuT3BlcmF0aW9uEloKC1BsYW5Db21waWxlEiQua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlcXVlc3QaJS5raWxuLmNvbXBpbGVyLnYxLlBsYW5Db21waWxlUmVzcG9uc2USVAoMU2hhcmRXZWlnaHRzEiUua2lsbi5jb21waWxlci52MS5TaGFyZFdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFCjwEKFGRldi5raWxuLmNvbXBpbGVyLnYxUAFaKWtpbG4ubG9jYWwvZ28va2lsbi9jb21waWxlci92MTtjb21waWxlcnYxqgIQS2lsbi5Db21waWxlci5WMboCDktpbG5Db21waWxlclYxygIQS2lsblxDb21waWxlclxWMeoCEktpbG46OkNvbXBpbGVyOjpWMWIGcHJvdG8z", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
+  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIqgCChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKAMSFAoMY2hlY2tfZ3JhcGhzGAggASgIQg8KDWNvbmZpZ19zb3VyY2UitwMKE1BsYW5Db21waWxlUmVzcG9uc2USMQoJc3VibW9kZWxzGAEgAygLMh4ua2lsbi5jb21waWxlci52MS5TdWJtb2RlbFBsYW4SKQoFcmFua3MYAiADKAsyGi5raWxuLmNvbXBpbGVyLnYxLlJhbmtQbGFuEgwKBGZpdHMYAyABKAgSLwoHbGFyZ2VzdBgEIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuTGFyZ2VzdFNpemVzEjUKC2V4ZWN1dGFibGVzGAUgAygLMiAua2lsbi5jb21waWxlci52MS5FeGVjdXRhYmxlUGxhbhIlCgVoaW50cxgGIAMoCzIWLmtpbG4uY29tcGlsZXIudjEuSGludBIQCgh3YXJuaW5ncxgHIAMoCRIUCgxjb3Jlc19uZWVkZWQYCCABKAUSLAoEY29zdBgJIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuQ29zdEVzdGltYXRlEhwKFHJlc29sdmVkX2NvbmZpZ19qc29uGAogASgJEjEKC2dyYXBoX2NoZWNrGAsgASgLMhwua2lsbi5jb21waWxlci52MS5HcmFwaENoZWNrIlYKDFN1Ym1vZGVsUGxhbhIMCgRuYW1lGAEgASgJEg0KBWJhdGNoGAIgASgFEikKB2J1Y2tldHMYAyADKAsyGC5raWxuLmNvbXBpbGVyLnYxLkJ1Y2tldCIYCgZCdWNrZXQSDgoGdG9rZW5zGAEgAygFIs4BCghSYW5rUGxhbhIMCgRyYW5rGAEgASgFEhUKDXdlaWdodHNfYnl0ZXMYAiABKAMSEAoIa3ZfYnl0ZXMYAyABKAMSGAoQYWN0aXZhdGlvbl9ieXRlcxgEIAEoAxISCgpjb2RlX2J5dGVzGAUgASgDEhMKC2xpbWl0X2J5dGVzGAYgASgDEhIKCmxvcmFfYnl0ZXMYByABKAMSNAoNd2VpZ2h0X2dyb3VwcxgIIAMoCzIdLmtpbG4uY29tcGlsZXIudjEuV2VpZ2h0R3JvdXAiLwoLV2VpZ2h0R3JvdXASDAoEbmFtZRgBIAEoCRISCgpzaXplX2J5dGVzGAIgASgDIkoKDExhcmdlc3RTaXplcxISCgpiYXRjaF9zaXplGAEgASgFEg8KB3NlcV9sZW4YAiABKAUSFQoNcGFfbnVtX2Jsb2NrcxgDIAEoBSKHAQoORXhlY3V0YWJsZVBsYW4SCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEigKBmJ1Y2tldBgDIAEoCzIYLmtpbG4uY29tcGlsZXIudjEuQnVja2V0EiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdCJoCgpHcmFwaENoZWNrEhIKCm51bV9ncmFwaHMYASABKAUSFAoMbnVtX2ZpbmRpbmdzGAIgASgFEjAKCGZpbmRpbmdzGAMgAygLMh4ua2lsbi5jb21waWxlci52MS5HcmFwaEZpbmRpbmcimgEKDEdyYXBoRmluZGluZxILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSDAoEY29kZRgEIAEoCRIRCglvcGVyYXRpb24YBSABKAkSEAoIYWNjZXB0ZWQYBiABKAkSDgoGc291cmNlGAcgASgJIjQKBEhpbnQSDQoFZmllbGQYASABKAkSDQoFdmFsdWUYAiABKAkSDgoGcmVhc29uGAMgASgJImsKDENvc3RFc3RpbWF0ZRIrCghkdXJhdGlvbhgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFwZWFrX21lbW9yeV9ieXRlcxgCIAEoAxITCgtudW1fcmVjb3JkcxgDIAEoBSJ6ChNTaGFyZFdlaWdodHNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSFwoPZXhlY3V0YWJsZXNfcmVmGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYBSABKAgiigEKFlF1YW50aXplV2VpZ2h0c1JlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoGb3V0cHV0GAIgASgJEg0KBWR0eXBlGAMgASgJEg4KBmxheW91dBgEIAEoCRIeChZtb2R1bGVzX3RvX25vdF9jb252ZXJ0GAUgAygJEhIKCnJlcXVlc3RfaWQYBiABKAkiewoXUXVhbnRpemVXZWlnaHRzUmVzcG9uc2USDQoFbW9kZWwYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAxIQCgh3YXJuaW5ncxgDIAMoCRIrCghkdXJhdGlvbhgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLmAgoPQ29tcGlsZU1ldGFkYXRhEgwKBG5hbWUYASABKAkSLQoFc3RhZ2UYAiABKA4yHi5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVTdGFnZRIYChBleGVjdXRhYmxlc19kb25lGAMgASgFEhkKEWV4ZWN1dGFibGVzX3RvdGFsGAQgASgFEhoKEmV4ZWN1dGFibGVzX2NhY2hlZBgFIAEoBRIVCg1zaGFyZGVkX2J5dGVzGAYgASgDEhMKC3RvdGFsX2J5dGVzGAcgASgDEiYKA2V0YRgIIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdtZXNzYWdlGAkgASgJEi8KC2NyZWF0ZV90aW1lGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt1cGRhdGVfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi5gEKD0NvbXBpbGVSZXNwb25zZRIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAUSDgoGZGlnZXN0GAMgASgJEiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdBI3CgtleGVjdXRhYmxlcxgFIAMoCzIiLmtpbG4uY29tcGlsZXIudjEuRXhlY3V0YWJsZVJlc3VsdBIQCgh3YXJuaW5ncxgGIAMoCRIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKwAQoQRXhlY3V0YWJsZVJlc3VsdBILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSDgoGYnVja2V0GAMgAygFEiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdBIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpzaXplX2J5dGVzGAYgASgDIigKE1dhdGNoQ29tcGlsZVJlcXVlc3QSEQoJb3BlcmF0aW9uGAEgASgJIvEBChRXYXRjaENvbXBpbGVSZXNwb25zZRI1Cghwcm9ncmVzcxgBIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZU1ldGFkYXRhSAASMwoGcmVzdWx0GAIgASgLMiEua2lsbi5jb21waWxlci52MS5Db21waWxlUmVzcG9uc2VIABIjCgVlcnJvchgDIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzSAASPwoKY2hlY2twb2ludBgEIAEoCzIpLmtpbG4uY29tcGlsZXIudjEuUXVhbnRpemVXZWlnaHRzUmVzcG9uc2VIAEIHCgVldmVudCqIAQoRT3B0aW1pemF0aW9uTGV2ZWwSIgoeT1BUSU1JWkFUSU9OX0xFVkVMX1VOU1BFQ0lGSUVEEAASGQoVT1BUSU1JWkFUSU9OX0xFVkVMX08wEAESGQoVT1BUSU1JWkFUSU9OX0xFVkVMX08xEAISGQoVT1BUSU1JWkFUSU9OX0xFVkVMX08yEAMq/gEKDENvbXBpbGVTdGFnZRIdChlDT01QSUxFX1NUQUdFX1VOU1BFQ0lGSUVEEAASGAoUQ09NUElMRV9TVEFHRV9RVUVVRUQQARIdChlDT01QSUxFX1NUQUdFX0NBQ0hFX0NIRUNLEAISFwoTQ09NUElMRV9TVEFHRV9UUkFDRRADEhcKE0NPTVBJTEVfU1RBR0VfTE9XRVIQBBIXChNDT01QSUxFX1NUQUdFX1NIQVJEEAUSGAoUQ09NUElMRV9TVEFHRV9WRVJJRlkQBhIZChVDT01QSUxFX1NUQUdFX1BVQkxJU0gQBxIWChJDT01QSUxFX1NUQUdFX0RPTkUQCCpYCgtDYWNoZVJlc3VsdBIcChhDQUNIRV9SRVNVTFRfVU5TUEVDSUZJRUQQABIUChBDQUNIRV9SRVNVTFRfSElUEAESFQoRQ0FDSEVfUkVTVUxUX01JU1MQAjLMAwoPQ29tcGlsZXJTZXJ2aWNlEkoKB0NvbXBpbGUSIC5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJaCgtQbGFuQ29tcGlsZRIkLmtpbG4uY29tcGlsZXIudjEuUGxhbkNvbXBpbGVSZXF1ZXN0GiUua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlc3BvbnNlElQKDFNoYXJkV2VpZ2h0cxIlLmtpbG4uY29tcGlsZXIudjEuU2hhcmRXZWlnaHRzUmVxdWVzdBodLmdvb2dsZS5sb25ncnVubmluZy5PcGVyYXRpb24SWgoPUXVhbnRpemVXZWlnaHRzEigua2lsbi5jb21waWxlci52MS5RdWFudGl6ZVdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFCjwEKFGRldi5raWxuLmNvbXBpbGVyLnYxUAFaKWtpbG4ubG9jYWwvZ28va2lsbi9jb21waWxlci92MTtjb21waWxlcnYxqgIQS2lsbi5Db21waWxlci5WMboCDktpbG5Db21waWxlclYxygIQS2lsblxDb21waWxlclxWMeoCEktpbG46OkNvbXBpbGVyOjpWMWIGcHJvdG8z", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
 
 /**
  * Target is the hardware that executables are made for.
@@ -826,13 +826,114 @@ export const ShardWeightsRequestSchema: GenMessage<ShardWeightsRequest> = /*@__P
   messageDesc(file_kiln_compiler_v1_compiler, 14);
 
 /**
+ * QuantizeWeightsRequest describes one quantized checkpoint.
+ *
+ * @generated from message kiln.compiler.v1.QuantizeWeightsRequest
+ */
+export type QuantizeWeightsRequest = Message<"kiln.compiler.v1.QuantizeWeightsRequest"> & {
+  /**
+   * Directory of a Hugging Face checkpoint, as in CompileRequest, whose matrices are floats. Required.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * Directory to make on the compiler's host: absolute, or relative to a model root. It must not exist, and the directory
+   * around it must, at or below a model root. Required.
+   *
+   * @generated from field: string output = 2;
+   */
+  output: string;
+
+  /**
+   * "int8" (default), "f8e4m3" or "f8e5m2", with a scale for each output; or "int4", with a scale and a zero point for each
+   * group of 128 inputs.
+   *
+   * @generated from field: string dtype = 3;
+   */
+  dtype: string;
+
+  /**
+   * "compressed-tensors" (default), which vLLM loads, has int8, f8e4m3 and int4, and leaves the head as it is; "nxd", as
+   * NxD Inference saves quantized weights, has int8, f8e4m3 and f8e5m2.
+   *
+   * @generated from field: string layout = 4;
+   */
+  layout: string;
+
+  /**
+   * Parts of names of linear layers that stay as they are, as in NeuronConfig.
+   *
+   * @generated from field: repeated string modules_to_not_convert = 5;
+   */
+  modulesToNotConvert: string[];
+
+  /**
+   * Makes the call idempotent, as in CompileRequest.
+   *
+   * @generated from field: string request_id = 6;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.QuantizeWeightsRequest.
+ * Use `create(QuantizeWeightsRequestSchema)` to create a new message.
+ */
+export const QuantizeWeightsRequestSchema: GenMessage<QuantizeWeightsRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 15);
+
+/**
+ * QuantizeWeightsResponse is a quantized checkpoint.
+ *
+ * @generated from message kiln.compiler.v1.QuantizeWeightsResponse
+ */
+export type QuantizeWeightsResponse = Message<"kiln.compiler.v1.QuantizeWeightsResponse"> & {
+  /**
+   * Its directory on the compiler's host, absolute: `model` of a compile.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * Bytes of its tensors.
+   *
+   * @generated from field: int64 size_bytes = 2;
+   */
+  sizeBytes: bigint;
+
+  /**
+   * Notes, such as the linear layers that stay as they are.
+   *
+   * @generated from field: repeated string warnings = 3;
+   */
+  warnings: string[];
+
+  /**
+   * Time from acceptance to the end.
+   *
+   * @generated from field: google.protobuf.Duration duration = 4;
+   */
+  duration?: Duration;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.QuantizeWeightsResponse.
+ * Use `create(QuantizeWeightsResponseSchema)` to create a new message.
+ */
+export const QuantizeWeightsResponseSchema: GenMessage<QuantizeWeightsResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 16);
+
+/**
  * CompileMetadata is the metadata of a compile operation.
  *
  * @generated from message kiln.compiler.v1.CompileMetadata
  */
 export type CompileMetadata = Message<"kiln.compiler.v1.CompileMetadata"> & {
   /**
-   * Bundle name of the request.
+   * Bundle name of the request; of QuantizeWeights the directory.
    *
    * @generated from field: string name = 1;
    */
@@ -914,7 +1015,7 @@ export type CompileMetadata = Message<"kiln.compiler.v1.CompileMetadata"> & {
  * Use `create(CompileMetadataSchema)` to create a new message.
  */
 export const CompileMetadataSchema: GenMessage<CompileMetadata> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 15);
+  messageDesc(file_kiln_compiler_v1_compiler, 17);
 
 /**
  * CompileResponse is the result of a compile.
@@ -977,7 +1078,7 @@ export type CompileResponse = Message<"kiln.compiler.v1.CompileResponse"> & {
  * Use `create(CompileResponseSchema)` to create a new message.
  */
 export const CompileResponseSchema: GenMessage<CompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 16);
+  messageDesc(file_kiln_compiler_v1_compiler, 18);
 
 /**
  * ExecutableResult describes one executable of the bundle.
@@ -1033,7 +1134,7 @@ export type ExecutableResult = Message<"kiln.compiler.v1.ExecutableResult"> & {
  * Use `create(ExecutableResultSchema)` to create a new message.
  */
 export const ExecutableResultSchema: GenMessage<ExecutableResult> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 17);
+  messageDesc(file_kiln_compiler_v1_compiler, 19);
 
 /**
  * WatchCompileRequest names an operation.
@@ -1054,7 +1155,7 @@ export type WatchCompileRequest = Message<"kiln.compiler.v1.WatchCompileRequest"
  * Use `create(WatchCompileRequestSchema)` to create a new message.
  */
 export const WatchCompileRequestSchema: GenMessage<WatchCompileRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 18);
+  messageDesc(file_kiln_compiler_v1_compiler, 20);
 
 /**
  * WatchCompileResponse is one event.
@@ -1091,6 +1192,14 @@ export type WatchCompileResponse = Message<"kiln.compiler.v1.WatchCompileRespons
      */
     value: Status;
     case: "error";
+  } | {
+    /**
+     * The end of QuantizeWeights, well: nothing follows.
+     *
+     * @generated from field: kiln.compiler.v1.QuantizeWeightsResponse checkpoint = 4;
+     */
+    value: QuantizeWeightsResponse;
+    case: "checkpoint";
   } | { case: undefined; value?: undefined };
 };
 
@@ -1099,7 +1208,7 @@ export type WatchCompileResponse = Message<"kiln.compiler.v1.WatchCompileRespons
  * Use `create(WatchCompileResponseSchema)` to create a new message.
  */
 export const WatchCompileResponseSchema: GenMessage<WatchCompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 19);
+  messageDesc(file_kiln_compiler_v1_compiler, 21);
 
 /**
  * OptimizationLevel trades compile time for speed.
@@ -1254,7 +1363,7 @@ export const CacheResultSchema: GenEnum<CacheResult> = /*@__PURE__*/
 
 /**
  * CompilerService turns Hugging Face checkpoints into bundles. Its operations are served by google.longrunning.Operations
- * on the same address: their metadata is CompileMetadata, their response CompileResponse. An operation belongs to the
+ * on the same address: their metadata is CompileMetadata, their response CompileResponse, or QuantizeWeightsResponse. An operation belongs to the
  * principal that began it; for all others, but those with the scope `admin`, it is not there.
  *
  * @generated from service kiln.compiler.v1.CompilerService
@@ -1311,6 +1420,24 @@ export const CompilerService: GenService<{
   shardWeights: {
     methodKind: "unary";
     input: typeof ShardWeightsRequestSchema;
+    output: typeof OperationSchema;
+  },
+  /**
+   * Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
+   * one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
+   * compiler resumes it behind the files that it has written. The directory gets its name last. Its operation has
+   * CompileMetadata, whose `name` is the directory, and QuantizeWeightsResponse.
+   * Errors: those of Compile for `model` and `request_id`, INVALID_ARGUMENT/CONFIG_INVALID for `output`, `dtype`, `layout`
+   * and `modules_to_not_convert`, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, ALREADY_EXISTS/OUTPUT_EXISTS,
+   * FAILED_PRECONDITION/OUTPUT_REFUSED where there is no directory around it that the compiler may write,
+   * INVALID_ARGUMENT/CHECKPOINT_QUANTIZED, INVALID_ARGUMENT/NOTHING_TO_QUANTIZE, and
+   * RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end as those of Compile do.
+   *
+   * @generated from rpc kiln.compiler.v1.CompilerService.QuantizeWeights
+   */
+  quantizeWeights: {
+    methodKind: "unary";
+    input: typeof QuantizeWeightsRequestSchema;
     output: typeof OperationSchema;
   },
   /**
