@@ -14,14 +14,14 @@ from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.checkpoint_quantization import read_quantization
 from compiler_svc.planning.planner import Planner
 from compiler_svc.weights.checkpoint import Checkpoint
-from tests.checkpoints.quantized import LARGE_GROUPS, WRITERS
+from tests.checkpoints.quantized import WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.unit.compiler_svc.planning.planning import plan
 
 
 def read(path: Path, writer: str) -> Checkpoint:
     write_checkpoint(path / "packed")
-    (WRITERS | LARGE_GROUPS)[writer].rewrite(path / "packed")
+    WRITERS[writer].rewrite(path / "packed")
     return Checkpoint.open(path / "packed")
 
 
