@@ -121,13 +121,14 @@ async def test_quantized_caches_compile(
     client: Client, home: Path, level: int, config: dict[str, Any], item: str
 ) -> None:
     """Their golden checks compare with transformers, which attends to what bytes leave of keys and values."""
-    path = write_checkpoint(home / "models" / "cached")
+    model = f"{item}-{level}"
+    path = write_checkpoint(home / "models" / model)
     if item == "int8":
         write_scales(path / "model.safetensors")
     plain = {"seq_len": 16, "max_context_length": 8}
-    fields = {"model": "cached", "neuron_config": plain | config, "optimization_level": level}
+    fields = {"model": model, "neuron_config": plain | config, "optimization_level": level}
     planned = await client.plan(**fields)
-    built = await client.build(name="cache", **fields)
+    built = await client.build(name=model, **fields)
     layout = Layout(home / "store")
     tensors = open_bundle(layout, built.digest).manifest.state.tensors
     assert {tensor.dtype for tensor in tensors} == {item}
