@@ -60,16 +60,17 @@ WITH_FORKSERVER: Final = re.compile("with the process that it was forked from|it
 IDLE_TIMEOUT_S: Final = 20
 STALLED: Final = f"computed nothing for {IDLE_TIMEOUT_S} s"
 
-#: The compiler dies at each point, goes on behind what was finished, and comes to its end behind the last one.
+#: The compiler dies at each point, goes on behind what was finished, and comes to its end behind the last one. It does
+#: not resume what it has died of three times, and replaces the index while it starts, too.
 _REPEATED: Final[tuple[tuple[Point, ...], ...]] = (
-    (PREPARING, begins("kiln-build"), EXPORTING),
-    (lowered(1), lowered(2), lowered(2), STAGING),
-    (blob(1), blob(2), SHARDING, sharded(1)),
-    (begins("kiln-text"), CHECKING, CHECKING),
-    (blob(10), listed(1), UNPINNING),
-    (listed(2), TAGGING, CLEARING),
-    (listed(3), CLEARING),
-    (blob(14), TAGGING),
+    (PREPARING, begins("kiln-build")),
+    (EXPORTING, lowered(1)),
+    (lowered(2),),
+    (STAGING, blob(1)),
+    (blob(2), SHARDING),
+    (sharded(1), begins("kiln-text")),
+    (CHECKING, CHECKING),
+    *((point,) for point in (blob(10), listed(1), UNPINNING, listed(2), listed(3), blob(14), TAGGING, CLEARING)),
 )
 
 
@@ -98,7 +99,7 @@ BUILD_KILLS: Final[tuple[Kill[Point], ...]] = (
 )
 
 LOWERING_KILLS: Final[tuple[Kill[Point], ...]] = (
-    repeat("lower", LOWERING, lowered(2), CHECKING),
+    repeat("lower", LOWERING, lowered(2)),
     *cross("lower", ("kiln-builds", "kiln-build", "kiln-lowerings", "kiln-lowering", OPERATION), (LOWERING,)),
     *cross("lower", ("cc1plus",), (Compiling(),)),
     hang("lower", "kiln-lowerings", begins("kiln-lowerings"), "LOWERING_FAILED"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +38,8 @@ E5M2: Final = CHANNELS | {"quantization_dtype": "f8e5m2", "modules_to_not_conver
 NUM_MATRICES: Final = 7 * MODEL["num_hidden_layers"] + 1
 #: What is set beside, the dtype of items, how many matrices have such, and whether neuronx-cc reads them as another
 #: float.
-CASES: Final[tuple[tuple[dict[str, Any], str, int, bool], ...]] = (
+Case = tuple[dict[str, Any], str, int, bool]
+CASES: Final[tuple[Case, ...]] = (
     ({}, "int8", NUM_MATRICES, False),
     (CHANNELS | {"quantization_dtype": "f8e4m3"}, "float8_e4m3fn", NUM_MATRICES, True),
     (E5M2, "float8_e5m2", NUM_MATRICES - 1, False),
@@ -45,15 +47,16 @@ CASES: Final[tuple[tuple[dict[str, Any], str, int, bool], ...]] = (
 TAGS: Final = ("context_encoding_8", "token_generation_32")
 
 
+@pytest.mark.parametrize("cases", [CASES[1:2], pytest.param(CASES[::2], marks=pytest.mark.slow)], ids=["one", "others"])
 async def test_items_and_scales_are_compiled_for_and_loaded(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nrt_library: Path
+    cases: Sequence[Case], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nrt_library: Path
 ) -> None:
     orders = tmp_path / "neuronx_cc.json"
     orders.write_text(json.dumps({"answers": dict.fromkeys(TAGS, [0.0] * MODEL["vocab_size"])}))
     monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(orders))
     bundles = []
     async with run_compiler(home, "--neuron-python", str(make_interpreter(tmp_path))) as compiler:
-        for number, (changes, item, num_quantized, is_cast) in enumerate(CASES):
+        for number, (changes, item, num_quantized, is_cast) in enumerate(cases):
             fields = {"neuron_config": CONFIG | changes, "target": pb.Target(kind=pb.Target.KIND_TRN2)}
             planned = await compiler.client.plan(**fields)
             built = await compiler.client.build(name=f"tiny{number}", **fields)
