@@ -7,6 +7,7 @@ import pytest
 from kiln_client.cli.main import kiln
 
 from compiler_svc.config.tables import NEURON_CONFIG
+from compiler_svc.sharding.checkpoint_layouts import DTYPES, LAYOUTS
 
 
 def option(command: str, name: str) -> click.Option:
@@ -36,6 +37,11 @@ def test_quantize_takes_what_the_configuration_takes() -> None:
     assert isinstance(kinds, click.Choice)
     words = NEURON_CONFIG.find("quantization_dtype").domain.words
     assert set(kinds.choices) == {word.partition("_by_")[0] for word in words}
+
+
+def test_quantize_knows_what_the_compiler_writes() -> None:
+    kinds = [option("quantize", name).type for name in ("--dtype", "--layout")]
+    assert [set(kind.choices) for kind in kinds if isinstance(kind, click.Choice)] == [set(DTYPES), set(LAYOUTS)]
 
 
 @pytest.mark.parametrize("command", ["run", "generate"])
