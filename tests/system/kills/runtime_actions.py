@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,11 +14,12 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
+from runtime_svc.deployments.records import FILE_NAME
 from tests.repository import ROOT
 from tests.servers.answers import reason_of
 from tests.servers.stack import Stack, token_request
 from tests.system.conftest import TINY
-from tests.system.runtime_process import PROMPT, SMALL_CONFIG, RuntimeProcess
+from tests.system.runtime_process import PROMPT, SMALL_CONFIG, RuntimeProcess, send, wait_until
 
 PIRATE: Final = ROOT / "examples/models/kiln-tiny-pirate"
 ABORT: Final = runtime.IN_FLIGHT_POLICY_ABORT
@@ -26,6 +28,9 @@ PLACE: Final[dict[str, Any]] = {"cores": [3, 1]}
 #: Twice as many streams as the deployment has slots.
 NUM_SLOTS: Final = 4
 NUM_STREAMS: Final = 2 * NUM_SLOTS
+#: Points of a call.
+SENT: Final = "sent"
+BEGUN: Final = "begun"
 
 
 @dataclass(frozen=True)
@@ -90,15 +95,26 @@ def swap(
     return result
 
 
-def swap_on(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
-    timer = threading.Timer(int(point) / 1000, reached)
-    timer.start()
-    try:
-        while timer.is_alive():
-            for digest in (fleet.pirate, fleet.story):
-                process.load_weights(digest)
-    finally:
-        timer.join()
+def swap_unrecorded(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
+    """Swaps as often as the point says, then once more, up to where the runtime has swapped and cannot record it."""
+    for _ in range(int(point)):
+        process.load_weights(fleet.other(process.get().roles[0].weights_digest))
+    other = fleet.other(process.get().roles[0].weights_digest)
+    with holding_records(process):
+        answer = process.control.LoadWeights(runtime.LoadWeightsRequest(deployment_id="d", ref=other))
+        wait_until(lambda: process.get().roles[0].weights_digest == other)
+        reached()
+    for _ in answer:
+        pass
+
+
+@contextmanager
+def holding_records(process: RuntimeProcess) -> Iterator[None]:
+    """Keeps the runtime from writing its records."""
+    with closing(sqlite3.connect(process.directory / "state" / FILE_NAME, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
 
 
 def swap_and_rest(
@@ -146,13 +162,23 @@ def generate(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callabl
 
 def tokenize(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
     request = generation.TokenizeRequest(deployment_id="d", text="Once upon a time " * 2000)
-    after(process.generation.Tokenize.future(request, timeout=60), point, reached)
+    meet(process, process.generation.Tokenize, request, point, reached, held="kiln-text")
 
 
-def after(answer: Any, point: str, reached: Callable[[], None]) -> None:
-    """Waits for an answer, and calls `reached` some milliseconds behind the call."""
-    time.sleep(int(point) / 1000)
+def meet(
+    process: RuntimeProcess, method: Any, request: Any, point: str, reached: Callable[[], None], *, held: str
+) -> None:
+    """Calls `reached` when a call has been sent, or has begun and cannot end because a process is stopped."""
+    stopped = process.find(held)[:1] if point == BEGUN else []
+    for one in stopped:
+        send(one, signal.SIGSTOP)
+    answer = method.future(request, timeout=60)
+    if point == BEGUN:
+        # A server begins calls of one channel in their order.
+        process.ids()
     reached()
+    for one in stopped:
+        send(one, signal.SIGCONT)
     answer.result()
 
 
@@ -169,18 +195,18 @@ def capture(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable
 def reset(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
     scope = runtime.DeploymentScope()
     request = runtime.ResetKVCacheRequest(deployment_id="d", deployment=scope, in_flight_policy=ABORT)
-    after(process.control.ResetKVCache.future(request), point, reached)
+    meet(process, process.control.ResetKVCache, request, point, reached, held="kiln-rank-0")
 
 
 def unload(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
     request = runtime.UnloadBundleRequest(deployment_id="d", in_flight_policy=ABORT)
-    after(process.control.UnloadBundle.future(request), point, reached)
+    meet(process, process.control.UnloadBundle, request, point, reached, held="kiln-rank-0")
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
     "load": load,
     "swap": swap,
-    "swap on and on": swap_on,
+    "swap unrecorded": swap_unrecorded,
     "swap and rest": swap_and_rest,
     "generate": generate,
     "tokenize": tokenize,
