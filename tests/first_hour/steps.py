@@ -98,6 +98,7 @@ _CHAT: Final = r"/bye[^\n]*\n\s*\w"
 _GENERATE: Final = '--deployment demo --prompt "Once upon a time" --max-new-tokens 80'
 _SAVED: Final = {"neuron_config.json": "tests/system/configs/neuron_config.json", "DIR": "kiln-tiny", "NAME": "saved"}
 _TINY: Final = {"DIR": ".kiln/home", "story-v3": "tiny-v1"}
+_COMPOSE: Final = Need("docker compose version && docker info", "docker compose, with an engine")
 _OPENAI: Final = Need(".venv/bin/python -c 'import openai'", "the openai client")
 
 
@@ -168,7 +169,7 @@ _USERS: Final[Mapping[str, tuple[Step, ...]]] = {
         Step(PROMOTE, "python -m bundle list STORE", "sha256:", {"STORE": ".kiln/home/store"}),
         Step(PROMOTE, "python -m bundle verify STORE", "", {"STORE": ".kiln/home/store"}),
         Step(METRICS, "promtool check rules deploy/monitoring/alerts.yml", "SUCCESS", needs=_PROMTOOL),
-        Step(README, "docker compose up --build --wait", "Healthy", needs=Need("docker info", "a container engine")),
+        Step(README, "docker compose up --build --wait", "Healthy", needs=_COMPOSE),
         Step(PROMOTE, "skopeo inspect --raw oci:DIR/store:story-v3", "dev.kiln", _TINY, needs=_SKOPEO),
     ),
     APP: (
