@@ -15,6 +15,7 @@ from torch import Tensor
 from bundle.host.shortage import find_shortage
 from compiler_svc.errors import shorten
 from compiler_svc.golden.errors import ReferenceFailed
+from compiler_svc.golden.wide_products import WideProducts, list_slow_dtypes
 from compiler_svc.models.nested_text import nest_config
 from compiler_svc.models.registry import find_family
 from compiler_svc.models.sources import Items, Joined, Sliced, Transposed, list_tensors
@@ -56,6 +57,7 @@ class Reference:
         self._ignored = {name: one for name, one in checkpoint.config.items() if name not in family.attributes}
         #: Names of the attributes that transformers has read.
         self._read: set[str] = set()
+        self._slow = list_slow_dtypes()
         attributes = deepcopy(nest_config(checkpoint.whole_config, checkpoint.config))
         for one in (attributes, attributes.get("text_config")):
             if one is not None:
@@ -87,7 +89,7 @@ class Reference:
         with self._naming_failures(self._model.config):
             cache = None if self._kept is None else _KeptCache(self._kept, self._scales, self._model.config)
         for step in steps:
-            with self._naming_failures(self._model.config):
+            with self._naming_failures(self._model.config), WideProducts(self._slow):
                 output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             yield output.logits[0, -1].float()
