@@ -97,7 +97,7 @@ class RestartedCompiler:
     async def strike(self, death: Death[Any], operation: str) -> None:
         """Sends the first process of the victim's name a signal, or cancels the operation, and lets others go on.
 
-        With a compiler dies everything below it; it has to be started again.
+        With a compiler dies everything below it, also what stands still; it has to be started again.
         """
         halted = self.halt.find()
         if death.victim == OPERATION:
@@ -106,7 +106,7 @@ class RestartedCompiler:
             followers = living_descendants(self.pid) if death.victim == "compiler" else []
             victim = (await until(lambda: self.find(death.victim)))[0]
             victim.send_signal(death.number)
-        if halted and (death.victim == OPERATION or halted != victim):
+        if halted and (death.victim == OPERATION or (halted != victim and death.victim != "compiler")):
             with suppress(psutil.NoSuchProcess):
                 halted.resume()
         if death.victim == "compiler":
