@@ -26,7 +26,7 @@ from compiler_svc.planning.cost import estimate_lowering_s
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodel_document import MAKE_MODULE
-from compiler_svc.trace.submodels import ExecutableSpec
+from compiler_svc.trace.submodels import ExecutableSpec, describe_state
 from targets.neuron import NEURON_PYTHON
 from targets.registry import find_format
 
@@ -263,6 +263,8 @@ def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedL
 def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[str, str]) -> NeuronSubmodel | None:
     """Describes a submodel for the interpreter with Neuron's packages; None if this one lowers for the target."""
     spec, config = build.spec, build.spec.config.neuron_config
+    dtypes = {tensor.dtype for tensor in build.plan.weights.tensors}
+    dtypes |= {tensor.dtype for tensor in describe_state(build.plan.model).tensors}
     interpreter = spec.toolchain.interpreter
     if interpreter is None:
         return None
@@ -276,7 +278,7 @@ def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[
                 cc_pipeline_tiling_factor=config.cc_pipeline_tiling_factor,
                 scratchpad_page_size=config.scratchpad_page_size,
                 max_context_length=config.max_context_length,
-                weight_dtypes=frozenset(tensor.dtype for tensor in build.plan.weights.tensors),
+                dtypes=frozenset(dtypes),
             ),
             optimization_level=spec.optimization_level,
             target=spec.target.kind,

@@ -19,6 +19,7 @@ _ELEMENT_TYPES = {
 _OPCODES = {
     "aten.mm": "dot", "aten.bmm": "dot", "aten.sort": "sort", "aten.topk": "sort", "aten.pow": "power",
     "aten.sym_size": "get-dimension-size", "kiln.all_reduce": "all-reduce", "kiln.all_gather": "all-gather",
+    "kiln.attend": "scatter", "<built-in function getitem>": "get-tuple-element",
 }  # fmt: skip
 
 

@@ -51,12 +51,9 @@ class AttentionAttributes:
     kv_cache_quant: bool = attribute(
         KV_QUANTIZATION,
         default=False,
-        compiled=LATER,
         note="to float8_e4m3fn, as the API guide says; in NxD Inference, kv_quant_config is the switch",
     )
-    kv_quant_config: KVQuantizationConfig | None = attribute(
-        UNDOCUMENTED, compiled=LATER, note="decides whatever kv_cache_quant says"
-    )
+    kv_quant_config: KVQuantizationConfig | None = attribute(UNDOCUMENTED, note="decides whatever kv_cache_quant says")
     is_block_kv_layout: bool = attribute(PREFIX_CACHING, default=False)
     # vLLM's plugin for Neuron writes both, whatever the layout is.
     pa_num_blocks: int = attribute(

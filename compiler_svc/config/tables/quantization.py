@@ -56,27 +56,24 @@ KvMethod = Literal["per_tensor_symmetric", "per_key_symmetric", "per_channel_sym
 class KVQuantizationConfig:
     """How the KV cache keeps keys and values: cast, or divided by scales of the checkpoint first."""
 
-    direct_cast: bool = attribute(UNDOCUMENTED, default=True, neuron=NO_SIZE, compiled=LATER)
+    direct_cast: bool = attribute(UNDOCUMENTED, default=True, neuron=NO_SIZE)
     quant_dtype: Literal["float8_e4m3fn", "int8"] = attribute(
         UNDOCUMENTED,
         choice(("float8_e4m3fn", "int8"), prefix="torch."),
         default="float8_e4m3fn",
         neuron=NO_SIZE,
-        compiled=LATER,
         note="NxD Inference takes any dtype",
     )
     k_quant_method: KvMethod = attribute(
         UNDOCUMENTED,
         default="per_tensor_symmetric",
         neuron=NO_SIZE,
-        compiled=LATER,
         note="the checkpoint's self_attn.k_scale of each layer: [1], [KV heads, 1, 1] or [1, 1, head_dim]",
     )
     v_quant_method: KvMethod = attribute(
         UNDOCUMENTED,
         default="per_tensor_symmetric",
         neuron=NO_SIZE,
-        compiled=LATER,
         note="self_attn.v_scale, as for keys",
     )
 

@@ -41,14 +41,14 @@ class CompilerOptions(msgspec.Struct, frozen=True, kw_only=True):
         cc_pipeline_tiling_factor: Parts into which a prompt's collectives are divided.
         scratchpad_page_size: In MiB; None for the compiler's own, or NxD Inference's for long contexts.
         max_context_length: In tokens.
-        weight_dtypes: Of the tensors of a shard.
+        dtypes: Of the tensors of a shard and of the KV cache.
     """
 
     logical_nc_config: int
     cc_pipeline_tiling_factor: int
     scratchpad_page_size: int | None
     max_context_length: int
-    weight_dtypes: frozenset[DType]
+    dtypes: frozenset[DType]
 
 
 def list_flags(
@@ -74,7 +74,7 @@ def list_flags(
         + " ".join(
             _list_graph_options(
                 computes_prompts=computes_prompts,
-                casts_float8=target in OLD_FLOAT8 and "float8_e4m3fn" in options.weight_dtypes,
+                casts_float8=target in OLD_FLOAT8 and "float8_e4m3fn" in options.dtypes,
             )
         ),
         *_list_scratchpad_flags(options),

@@ -21,8 +21,11 @@ _UNSIGNED: Final = frozenset({"u4", "u8", "u16", "u32", "u64"})
 _INTEGERS: Final = _SIGNED | _UNSIGNED
 _WIDE_INTEGERS: Final = frozenset({"s32", "s64", "u32", "u64"})
 _64_BITS: Final = frozenset({"s64", "u64"})
-#: What only moves weights, which `flags` has a flag for if they are F8E4M3FN: nothing computes them.
-_MOVING: Final = frozenset({"parameter", "transpose", "reshape"})
+#: What only moves items of weights and caches, or makes them: if they are F8E4M3FN, `flags` has a flag for them, but
+#: nothing computes with them.
+_MOVING: Final = frozenset(
+    {"parameter", "transpose", "reshape", "broadcast", "convert", "slice", "gather", "scatter", "select"}
+)
 _PASSING: Final = frozenset({"tuple", "get-tuple-element"})
 #: Targets whose compiler has no sort.
 _WITHOUT_SORT: Final = frozenset(kind for kind, target in TARGETS.items() if target.max_candidates is not None)

@@ -9,16 +9,15 @@ from typing import Any, Final
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compiler_svc.models.registry import describe_model
-from compiler_svc.models.state import KeptAs, ScaleKind
+from compiler_svc.models.state import KeptAs
 from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.trace.submodels import describe_state
-from compiler_svc.weights.checkpoint import Checkpoint
+from tests.checkpoints.cache_scales import add_cache_scales
 from tests.checkpoints.families import FAMILIES
-from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.checkpoints.tiny_models import TOLERANCE, deviation, draw_tokens, write_tiny_model
 from tests.ranks.stepping import Stepper
 from tests.ranks.threads import run_ranks
 
@@ -54,13 +53,6 @@ CASES: Final = {
 }
 
 
-def draw_scales(kind: ScaleKind | None, config: Any, spread: float, generator: torch.Generator) -> Tensor:
-    """Scales in the shapes of NxD Inference."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shapes = {None: (1,), "tensor": (1,), "head": (config.num_key_value_heads, 1, 1), "channel": (1, 1, head_dim)}
-    return (torch.rand(shapes[kind], generator=generator) + 0.5) * spread if kind else torch.ones(1)
-
-
 class RoundingCache(transformers.DynamicCache):
     """Gives back what bytes leave of keys and values."""
 
@@ -84,22 +76,8 @@ class RoundingCache(transformers.DynamicCache):
 def test_tokens_attend_to_what_is_kept(tmp_path: Path, case: Case) -> None:
     architecture, geometry = case.model
     tiny = write_tiny_model(tmp_path, FAMILIES[architecture].geometries[geometry], architecture=architecture)
-    config, generator, kept = tiny.model.config, torch.Generator().manual_seed(5), case.kept
-    spread = 0.03 if kept.dtype == "int8" else 0.5
-    scales = [
-        (
-            draw_scales(kept.key_scales, config, spread, generator),
-            draw_scales(kept.value_scales, config, spread, generator),
-        )
-        for _ in range(config.num_hidden_layers)
-    ]
-    if kept.key_scales is not None:
-        tensors = load_file(tmp_path / "model.safetensors")
-        for number, pair in enumerate(scales):
-            for name, scale in zip(("k_scale", "v_scale"), pair, strict=True):
-                tensors[f"model.layers.{number}.self_attn.{name}"] = scale
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        tiny = TinyModel(tiny.model, Checkpoint.open(tmp_path))
+    config, kept = tiny.model.config, case.kept
+    tiny, scales = add_cache_scales(tiny, tmp_path, kept)
     description = ModelChanges(kept=kept).apply(describe_model(tiny.checkpoint.config))
     spec = tiny.spec(
         description=description,

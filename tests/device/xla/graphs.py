@@ -22,9 +22,20 @@ TYPES: Final = {"f32", "bf16", "s32", "u8", "pred"}
 #: What may have 64 bits: torch-xla compares an index with a number in s64. Such numbers are not added or sorted, and
 #: index nothing.
 WIDE_OPS: Final = {"constant", "parameter", "convert", "broadcast", "reshape", "compare"}
-#: Items of quantized weights, which are moved and converted, and nothing else.
+#: Items of quantized weights and caches, which are moved and converted, and nothing else.
 ITEM_TYPES: Final = {"s8", "f8e4m3fn", "f8e5m2"}
-ITEM_OPS: Final = {"parameter", "transpose", "reshape"}
+ITEM_OPS: Final = {
+    "parameter",
+    "transpose",
+    "reshape",
+    "broadcast",
+    "convert",
+    "slice",
+    "gather",
+    "scatter",
+    "select",
+    "tuple",
+}
 #: Operators of Neuron's compiler, and the types of the places that they give, which are converted at once.
 CALLS: Final = {"AwsNeuronArgMax": "s64", "AwsNeuronTopK": "u32"}
 #: Operations that no graph has; Neuron's compiler refuses them, or has none.
@@ -129,7 +140,7 @@ def check_instructions(instructions: Sequence[Instruction], state_sizes: Collect
     assert [one.text for one in instructions if "<=" in one.text.partition(" = ")[2].partition("(")[0]] == []
     assert [one.text for one in of("custom-call") if find_call(one) not in CALLS] == []
     assert [one.text for one in of("dot") if set(one.operand_dtypes) - {"f32", "bf16"}] == []
-    assert [one.text for one in of("scatter") if one.dtypes[0] not in ("f32", "bf16")] == []
+    assert [one.text for one in of("scatter") if one.dtypes[0] not in {"f32", "bf16", *ITEM_TYPES}] == []
     assert [one.text for one in of("all-reduce", "reduce-scatter") if set(one.dtypes) - {"f32", "bf16"}] == []
     assert [one.text for one in of("reduce-window") if len(one.operand_dtypes) != 2] == []
     # Of weights, which have two axes, some are as large as a cache.

@@ -104,8 +104,8 @@ async def test_findings_are_part_of_the_plan(serve: Serve) -> None:
         assert planned.graph_check == pb.GraphCheck(num_graphs=2), "no findings"
         assert [one.tag for one in planned.executables] == TAGS
 
-        call = plan(client, CONFIG | {"kv_cache_quant": True}, check_graphs=True)
-        await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "neuron_config.kv_cache_quant")
+        call = plan(client, CONFIG | {"k_cache_transposed": True}, check_graphs=True)
+        await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "neuron_config.k_cache_transposed")
 
 
 @pytest.mark.slow

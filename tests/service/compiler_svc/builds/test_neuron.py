@@ -65,8 +65,8 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
 
         planned = await client.plan(**TINY)
         assert {one.cache for one in planned.executables} == {pb.CACHE_RESULT_HIT}
-        unserved = await client.plan(neuron_config=CONFIG | {"kv_cache_quant": True}, target=TRN2)
-        assert any("kv_cache_quant: a compile refuses it" in warning for warning in unserved.warnings)
+        unserved = await client.plan(neuron_config=CONFIG | {"k_cache_transposed": True}, target=TRN2)
+        assert any("k_cache_transposed: a compile refuses it" in warning for warning in unserved.warnings)
         assert {name for name in compiler.libraries() if "torch" in name} == set()
 
 

@@ -36,18 +36,18 @@ CHANNELS: Final = {"quantization_type": "per_channel_symmetric", "torch_dtype": 
 E5M2: Final = CHANNELS | {"quantization_dtype": "f8e5m2", "modules_to_not_convert": ["lm_head"]}
 #: Of the model's layers and head.
 NUM_MATRICES: Final = 7 * MODEL["num_hidden_layers"] + 1
-#: What is set beside, the dtype of items, how many matrices have such, and whether neuronx-cc reads them as another
-#: float.
-Case = tuple[dict[str, Any], str, int, bool]
+#: What is set beside, the dtypes of items and of the KV cache, how many matrices have items, and whether neuronx-cc
+#: reads some as another float.
+Case = tuple[dict[str, Any], str, str, int, bool]
 CASES: Final[tuple[Case, ...]] = (
-    ({}, "int8", NUM_MATRICES, False),
-    (CHANNELS | {"quantization_dtype": "f8e4m3"}, "float8_e4m3fn", NUM_MATRICES, True),
-    (E5M2, "float8_e5m2", NUM_MATRICES - 1, False),
+    ({"kv_cache_quant": True}, "int8", "float8_e4m3fn", NUM_MATRICES, True),
+    (CHANNELS | {"quantization_dtype": "f8e4m3"}, "float8_e4m3fn", "bfloat16", NUM_MATRICES, True),
+    (E5M2, "float8_e5m2", "bfloat16", NUM_MATRICES - 1, False),
 )
 TAGS: Final = ("context_encoding_8", "token_generation_32")
 
 
-@pytest.mark.parametrize("cases", [CASES[1:2], pytest.param(CASES[::2], marks=pytest.mark.slow)], ids=["one", "others"])
+@pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES[1:], marks=pytest.mark.slow)], ids=["one", "others"])
 async def test_items_and_scales_are_compiled_for_and_loaded(
     cases: Sequence[Case], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nrt_library: Path
 ) -> None:
@@ -56,12 +56,15 @@ async def test_items_and_scales_are_compiled_for_and_loaded(
     monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(orders))
     bundles = []
     async with run_compiler(home, "--neuron-python", str(make_interpreter(tmp_path))) as compiler:
-        for number, (changes, item, num_quantized, is_cast) in enumerate(cases):
+        for number, (changes, item, kept, num_quantized, is_cast) in enumerate(cases):
             fields = {"neuron_config": CONFIG | changes, "target": pb.Target(kind=pb.Target.KIND_TRN2)}
             planned = await compiler.client.plan(**fields)
             built = await compiler.client.build(name=f"tiny{number}", **fields)
             bundles.append(open_bundle(Layout(home / "store"), built.digest))
             size_bytes = check_manifest(bundles[-1].manifest, item, num_quantized, is_cast=is_cast)
+            assert {tensor.dtype for tensor in bundles[-1].manifest.state.tensors} == {kept}
+            taken = [one for one in bundles[-1].manifest.executables[0].neff.inputs if one.kind == "state"]
+            assert {one.dtype for one in taken} == {kept}
             assert planned.ranks[0].weights_bytes == size_bytes
     # A host that the compiler did not see.
     for name, value in make_environment(nrt_library, tmp_path / "host").items():

@@ -196,7 +196,6 @@ class TestCompilesForNeuron:
             ("attn_kernel_enabled", True),
             ("mlp_kernel_enabled", True),
             ("sequence_parallel_enabled", True),
-            ("kv_cache_quant", True),
             ("tile_cc", True),
             ("k_cache_transposed", True),
             ("dma_order_config", {"x": 1}),

@@ -51,7 +51,7 @@ OPTIONS: Final = CompilerOptions(
     cc_pipeline_tiling_factor=2,
     scratchpad_page_size=None,
     max_context_length=32,
-    weight_dtypes=frozenset(),
+    dtypes=frozenset(),
 )
 #: Submodel, bucket.
 SUBMODELS: Final = [("context_encoding", 16), ("token_generation", 32)]

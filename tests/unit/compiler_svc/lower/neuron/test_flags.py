@@ -28,7 +28,7 @@ def flags_of(
         "cc_pipeline_tiling_factor": 2,
         "scratchpad_page_size": None,
         "max_context_length": 128,
-        "weight_dtypes": frozenset({"bfloat16"}),
+        "dtypes": frozenset({"bfloat16"}),
     }
     return list_flags(
         submodel,
@@ -101,7 +101,7 @@ def test_each_option(options: dict[str, Any], added: list[str], removed: list[st
 )
 def test_float8_that_a_target_has_under_another_name(target: TargetKind, dtypes: set[DType], casts: bool) -> None:
     """neuronx-cc takes the flag among those of its first pass alone."""
-    flags = flags_of("token_generation", target=target, weight_dtypes=frozenset(dtypes))
+    flags = flags_of("token_generation", target=target, dtypes=frozenset(dtypes))
     (options,) = [flag for flag in flags if flag.startswith("--internal-hlo2tensorizer-options=")]
     wanted = "--verify-hlo=true --experimental-unsafe-fp8e4m3fn-as-fp8e4m3" if casts else "--verify-hlo=true"
     assert options == f"--internal-hlo2tensorizer-options={wanted}"
