@@ -64,6 +64,19 @@ CHANGES: Final = (
 )
 
 
+#: Names of the scales of a layer's keys and values: NxD Inference's, which compressed-tensors has, too; vLLM's own; and
+#: behind the projections, as ModelOpt and the first releases of compressed-tensors have them.
+_CACHE_SCALE: Final = re.compile(
+    r"(?P<attention>.+?)\.((attn\.)?(?P<usual>[kv]_scale)|(?P<own>[kv])_proj\.((?P=own)_scale|output_scale))"
+)
+
+
+def name_cache_scale(stored: str) -> str | None:
+    """The usual name of a layer's scale of keys or values that a checkpoint calls `stored`; None if it is none."""
+    found = _CACHE_SCALE.fullmatch(stored)
+    return found and f"{found['attention']}.{found['usual'] or found['own'] + '_scale'}"
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignPrefix:
     """What others put before all names, so that transformers finds nothing."""
@@ -102,7 +115,8 @@ class ModelNames:
 
     def find(self, stored: str) -> str | None:
         """The known name of a tensor that a checkpoint calls `stored`; None if the model does not take it."""
-        return next((name for name in self.storage.list_names(stored) if name in self.known), None)
+        usual = name_cache_scale(stored) or stored
+        return next((name for name in self.storage.list_names(usual) if name in self.known), None)
 
     def find_below(self, stored: str) -> tuple[ForeignPrefix, str] | None:
         """The prefix that hides a tensor from transformers, and the known name of the tensor behind it."""

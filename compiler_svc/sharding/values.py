@@ -75,10 +75,7 @@ class SourceReader:
         """Opens the values that one rank's shard has a part of."""
         match source:
             case Stored(tensor):
-                matrix = self._reader.unpack(tensor)
-                return (
-                    partial(_copy_tensor, self._reader.read(tensor)) if matrix is None else partial(_copy_rows, matrix)
-                )
+                return self._open_stored(tensor)
             case Transposed(matrix):
                 return partial(_copy_transposed, self.open(matrix, rank))
             case Sliced(whole, start):
@@ -89,6 +86,14 @@ class SourceReader:
                 return self._open_quantized(source, rank)
             case _:
                 return partial(_copy_tensor, _compute(source, rank))
+
+    def _open_stored(self, name: str) -> Values:
+        matrix = self._reader.unpack(name)
+        if matrix is not None:
+            return partial(_copy_rows, matrix)
+        tensor = self._reader.read(name)
+        # A scale may have no dimension in place of one.
+        return partial(_copy_tensor, tensor if tensor.dim() else tensor[None])
 
     def _open_quantized(self, source: Items | Scales | Compressed, rank: int) -> Values:
         if isinstance(source, Compressed):

@@ -8,7 +8,7 @@ from typing import Final
 
 from bundle.errors import FieldViolation
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.surplus import BIAS, ForeignPrefix, ModelNames
+from compiler_svc.models.surplus import BIAS, ForeignPrefix, ModelNames, name_cache_scale
 from compiler_svc.weights.checkpoint import Checkpoint, SurplusTensor
 from compiler_svc.weights.errors import MAX_LISTED, join_names, split_number
 from compiler_svc.weights.headers import CASTABLE_DTYPES, TensorHeader
@@ -49,6 +49,9 @@ def take_inventory(description: ModelDescription, checkpoint: Checkpoint) -> Inv
         if stored in found or description.find_left_out(stored) is not None:
             continue
         name, below = names.find(stored), names.find_below(stored)
+        if name is None and checkpoint.packed and name_cache_scale(stored) is not None:
+            # A quantizer's scales of a cache, which a compile leaves unless it keeps the cache so.
+            continue
         if name is not None and name not in found and not header.is_empty:
             found[name] = stored
         elif name is not None and not header.is_empty:
@@ -138,7 +141,7 @@ def _find_mistake(header: TensorHeader | None, shape: tuple[int, ...]) -> tuple[
     """What is wrong with a tensor, and what would be accepted."""
     if header is None:
         return "missing", f"a tensor of shape {list(shape)}"
-    if header.shape != shape:
+    if header.shape != shape and (header.shape, shape) != ((), (1,)):
         return f"shape {list(header.shape)}", f"shape {list(shape)}, as config.json says"
     if header.dtype not in CASTABLE_DTYPES:
         return f"dtype {header.dtype}", f"one of {', '.join(CASTABLE_DTYPES)}"

@@ -9,19 +9,18 @@ from typing import Final
 from bundle.abi.formats import FORMATS, GROUPS, WeightFormat
 from bundle.errors import FieldViolation
 from compiler_svc.models.packings import UNSAID, Packing
+from compiler_svc.models.surplus import name_cache_scale
 from compiler_svc.weights.headers import CASTABLE_DTYPES, TensorHeader
 
 #: Dtypes of whole items.
 _ITEMS: Final = frozenset(row.item for row in FORMATS.values())
-#: What else methods write beside matrices: of activations and caches, which stay as they are, and shapes once more.
+#: What else methods write beside matrices: of activations, which stay as they are, and shapes once more.
 _UNREAD: Final = frozenset(
     (
         "input_scale",
         "input_zero_point",
         "output_scale",
         "q_scale",
-        "k_scale",
-        "v_scale",
         "kv_scale",
         "weight_shape",
         "g_idx",
@@ -143,7 +142,9 @@ def find_packed(
         return dict(headers), {}, mistakes
     taken = {part.name for matrix in packed.values() for part in matrix.parts}
     plain = {
-        name: header for name, header in headers.items() if name not in taken and name.rpartition(".")[2] not in _UNREAD
+        name: header
+        for name, header in headers.items()
+        if name not in taken and (name.rpartition(".")[2] not in _UNREAD or name_cache_scale(name) is not None)
     }
     whole = {name: TensorHeader(name, one.scales.dtype, one.shape, one.items.file) for name, one in packed.items()}
     return plain | whole, packed, mistakes
