@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bundle.abi.formats import ActivationFormat
+from execution.dtypes import TORCH_DTYPES
+
 _SCHEMA = "quantized_linear(Tensor input, Tensor items, Tensor scales) -> Tensor"
 
 
@@ -23,6 +26,21 @@ def multiply_quantized(input: Tensor, items: Tensor, scales: Tensor) -> Tensor: 
         return functional.linear(input.to(torch.float32), dequantize(items, scales)).to(input.dtype)
     products = functional.linear(input.to(torch.float32), items.to(torch.float32))
     return (products * scales).to(input.dtype)
+
+
+def quantize_rows(rows: Tensor, largest: Tensor, kind: ActivationFormat) -> tuple[Tensor, Tensor]:
+    """Quantizes rows […, inputs], each by its largest magnitude, […, 1]; returns items in the dtype of the rows, and
+    scales, float32 […, 1].
+
+    Items are shares of `kind.unit`: all dtypes of activations hold them exactly, and float16 the sums of products.
+    """
+    scales = (largest.to(torch.float32) / kind.divisor).clamp(min=torch.finfo(torch.float32).tiny)
+    items = rows.to(torch.float32) / scales
+    if TORCH_DTYPES[kind.item].is_floating_point:
+        items = items.clamp(*kind.bounds).to(TORCH_DTYPES[kind.item]).to(torch.float32)
+    else:
+        items = items.round().clamp(*kind.bounds)
+    return (items / kind.unit).to(rows.dtype), scales * kind.unit
 
 
 def dequantize(items: Tensor, scales: Tensor) -> Tensor:

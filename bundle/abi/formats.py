@@ -1,4 +1,5 @@
-"""How linear layers may keep their matrices, if not in the dtype of the shard: as items and scales, a format a row.
+"""How linear layers may keep their matrices, if not in the dtype of the shard: as items and scales, a format a row; and
+how the rows that they multiply may become such items while a step is computed.
 
 A quantized matrix [outputs, inputs] is its items times its scales. Scales are float32: one for each output, or one for
 the matrix; or two for each group of inputs, a factor of the items and what is added to their products. Divisors, bounds
@@ -8,6 +9,7 @@ and so makes NaN of a matrix of zeros. NxD has no groups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -63,4 +65,34 @@ FORMATS: Final[Mapping[str, WeightFormat]] = {
         f"int4_by_{group}": WeightFormat("uint8", is_per_channel=True, divisor=15, least_scale=_TINY, group=group)
         for group in GROUPS
     },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationFormat:
+    """How a layer quantizes each row that it multiplies, by the row's own largest magnitude.
+
+    Attributes:
+        item: Dtype whose values items have; graphs keep them in floats.
+        divisor: The scale of a row is its largest magnitude divided by this.
+        bounds: Smallest and largest value of an item.
+    """
+
+    item: DType
+    divisor: float
+    bounds: tuple[float, float]
+
+    @property
+    def unit(self) -> float:
+        """The power of two that no magnitude of an item exceeds."""
+        return 2.0 ** math.ceil(math.log2(max(map(abs, self.bounds))))
+
+
+#: By the name that descriptions give them. Where a name ends in `_whole`, the largest magnitude has the end of the
+#: dtype's range, as in compressed-tensors; for int8 that is between the magnitudes of both ends.
+ACTIVATION_FORMATS: Final[Mapping[str, ActivationFormat]] = {
+    "int8": ActivationFormat("int8", 127, ITEM_BOUNDS["int8"]),
+    "int8_whole": ActivationFormat("int8", 127.5, ITEM_BOUNDS["int8"]),
+    "f8e4m3": ActivationFormat("float8_e4m3fn", 240, ITEM_BOUNDS["float8_e4m3fn"]),
+    "f8e4m3_whole": ActivationFormat("float8_e4m3fn", 448, (-448, 448)),
 }

@@ -66,9 +66,11 @@ class ReadConfig:
         self, checkpoint_dtype: str | None, quantization: Mapping[str, Any] = MappingProxyType({})
     ) -> Resolution:
         """Fills in what follows from the checkpoint; see `resolve_config`."""
-        if "quantized" not in self.values["neuron_config"]["given"]:
-            self.values["neuron_config"].update(quantization)
-        if "torch_dtype" not in self.values["neuron_config"]["given"]:
+        values = self.values["neuron_config"]
+        if "quantized" not in values["given"]:
+            own = values["given"] & {"activation_quantization_type"}
+            values.update((name, value) for name, value in quantization.items() if name not in own)
+        if "torch_dtype" not in values["given"]:
             if self.validator.waits_for:
                 self._take_dtype(checkpoint_dtype or DEFAULT_DTYPE)
             _validate_checkpoint_dtype(checkpoint_dtype, self.validator.target, self.validator.findings)

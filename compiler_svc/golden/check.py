@@ -8,10 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bundle.abi.formats import ACTIVATION_FORMATS
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.tensor import DType
 from bundle.manifest import Executable, Manifest
-from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
+from compiler_svc.golden.comparison import ACTIVATION_TOLERANCES, TOLERANCES, GoldenComparison
 from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
@@ -99,8 +100,10 @@ class _Check:
     def __init__(self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint, changes: ModelChanges) -> None:
         kept: DType = manifest.state.tensors[0].dtype
         self.dtype: DType = manifest.config.get("neuron_config", {}).get("torch_dtype", kept)
+        kind = ACTIVATION_FORMATS.get(changes.quantization.activations) if changes.quantization else None
+        of_activations = 0.0 if kind is None else ACTIVATION_TOLERANCES[kind.item]
         # Attention may compute in a dtype of its own, and keep keys and values in another: the coarsest one counts.
-        self.tolerance = max(TOLERANCES[self.dtype], TOLERANCES[kept])
+        self.tolerance = max(TOLERANCES[self.dtype], TOLERANCES[kept]) + of_activations
         self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._generators = manifest.executables_of("token_generation")

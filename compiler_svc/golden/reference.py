@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Final
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
+from bundle.abi.formats import ACTIVATION_FORMATS, ActivationFormat
 from bundle.host.shortage import find_shortage
 from compiler_svc.errors import shorten
 from compiler_svc.golden.errors import ReferenceFailed
 from compiler_svc.golden.wide_products import WideProducts, list_slow_dtypes
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.nested_text import nest_config
 from compiler_svc.models.registry import find_family
 from compiler_svc.models.sources import Items, Joined, Sliced, Transposed, list_tensors
@@ -27,7 +30,7 @@ from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
 from execution.attention.reference import keep
 from execution.dtypes import TORCH_DTYPES
-from execution.quantized_linear import dequantize
+from execution.quantized_linear import dequantize, quantize_rows
 
 REFERENCE_NAME: Final = f"transformers {transformers.__version__}"
 
@@ -43,7 +46,8 @@ class Reference:
     ) -> None:
         """Loads the whole model into memory; of matrices that are quantized, or become so, what that leaves of them.
 
-        If `changes` say how keys and values are kept, the model attends to what that leaves.
+        If `changes` say how keys and values are kept, the model attends to what that leaves; if they quantize what
+        layers multiply, these layers multiply what that leaves.
         """
         quantization = changes.quantization
         self._kept = None if changes.kept is None else TORCH_DTYPES[changes.kept.dtype]
@@ -74,6 +78,8 @@ class Reference:
             self._model = model.from_pretrained(
                 **source, config=config, dtype=dtype, attn_implementation="eager", local_files_only=True
             ).eval()
+        if quantization is not None and quantization.activations:
+            self._quantize_activations(quantize(checkpoint.description, quantization))
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], num_prompt_tokens: int) -> Iterator[Tensor]:
@@ -81,7 +87,7 @@ class Reference:
         after each later token, f32 [vocab_size].
         """
         # Some rotary embeddings remember the longest sequence that they have seen, so each sequence gets a new one.
-        decoder = getattr(self._model.base_model, "language_model", self._model.base_model)
+        decoder = self._decoder
         if hasattr(decoder, "rotary_emb"):
             with self._naming_failures(self._model.config):
                 decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
@@ -93,6 +99,31 @@ class Reference:
                 output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             yield output.logits[0, -1].float()
+
+    @property
+    def _decoder(self) -> Any:
+        """The text model without its head."""
+        return getattr(self._model.base_model, "language_model", self._model.base_model)
+
+    def _quantize_activations(self, description: ModelDescription) -> None:
+        """Lets the modules of quantized layers multiply what quantization leaves."""
+        storage = description.storage
+        layers = f"{storage.prefix}{storage.layers}"
+        modules = {f".{name}": module for name, module in self._decoder.named_modules()}
+        outputs: dict[nn.Module, list[slice]] = {}
+        for linear in (one for one in description.linears() if one.activations):
+            for part in linear.list_stored("weight"):
+                (stored,) = list_tensors(part)
+                # transformers may have its list of layers at another place than checkpoints.
+                below = storage.find_name(stored).rpartition(".")[0].removeprefix(layers)
+                tail = f".{layers.rpartition('.')[2]}{below}"
+                module = next((one for name, one in modules.items() if name.endswith(tail)), None)
+                module = self._model.get_output_embeddings() if linear is description.head else module
+                assert module is not None, f"{tail} is no module of {REFERENCE_NAME}"
+                outputs.setdefault(module, []).append(slice(part.start, part.start + part.length))
+        kind = ACTIVATION_FORMATS[next(one.activations for one in description.linears() if one.activations)]
+        for module, slices in outputs.items():
+            module.forward = partial(_multiply_quantized, module.forward, slices, kind)
 
     @contextmanager
     def _naming_failures(self, config: Any) -> Iterator[None]:
@@ -145,6 +176,20 @@ class _KeptCache(transformers.DynamicCache):  # type: ignore[misc]
         )
         updated: tuple[Tensor, Tensor] = super().update(*kept, layer_idx, *rest, **options)
         return updated
+
+
+def _multiply_quantized(
+    multiply: Callable[[Tensor], Tensor], outputs: Sequence[slice], kind: ActivationFormat, hidden: Tensor
+) -> Tensor:
+    """Computes a linear module, some of whose outputs are of what quantization leaves of its input."""
+    items, scales = quantize_rows(hidden, hidden.abs().amax(-1, keepdim=True), kind)
+    computed = multiply((items.to(torch.float32) * scales).to(hidden.dtype))
+    if sum(one.stop - one.start for one in outputs) == computed.shape[-1]:
+        return computed
+    whole = multiply(hidden)
+    for one in outputs:
+        whole[..., one] = computed[..., one]
+    return whole
 
 
 def _note_reads(kind: Any, read: set[str]) -> type:

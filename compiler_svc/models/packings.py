@@ -37,6 +37,8 @@ class Packing:
             nothing but zeros.
         is_flattened: Whether a library's own tensors are taken apart for safetensors; pickles have them whole.
         block: Outputs and inputs that share a scale, if the tensor's shape does not say so.
+        activations: What layers make of the rows that they multiply: int8 or float8, each row by itself as it comes;
+            something else; or nothing.
     """
 
     items: str = "weight"
@@ -56,6 +58,7 @@ class Packing:
     zero_means: Literal["item", "weight", "none"] = "item"
     is_flattened: bool = False
     block: tuple[int, int] | None = None
+    activations: Literal["", "int", "float", "other"] = ""
 
 
 _COMPRESSED: Final = Packing()
@@ -94,6 +97,8 @@ _FORMATS: Final = {
     "float-quantized": False,
     "pack-quantized": True,
 }
+#: What its `input_activations` say where each token is quantized by itself.
+_EACH_TOKEN: Final[Mapping[str, Any]] = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 #: Values of its `actorder` with which inputs are in groups of any order.
 _ACTIVATION_ORDERS: Final = ("group", "dynamic", True)
 
@@ -131,7 +136,18 @@ def _read_compressed(reader: AttributeReader) -> Packing:
     first, *others = {replace(one, required=tuple(required)) for one in packings}
     if others:
         reader.note_not_served("config_groups", list(groups), "groups whose weights have the same bits")
-    return first
+    kinds = {_name_activations(_as_object(_as_object(one).get("input_activations"))) for one in groups.values()}
+    return replace(first, activations=kinds.pop() if len(kinds) == 1 else "other")
+
+
+def _name_activations(given: Mapping[str, Any]) -> Literal["", "int", "float", "other"]:
+    """How a group quantizes activations."""
+    if not given:
+        return ""
+    said = {"num_bits": 8, "symmetric": True, **given}
+    if not _EACH_TOKEN.items() <= said.items():
+        return "other"
+    return "float" if said.get("type") == "float" else "int"
 
 
 def _read_group(group: AttributeReader, *, is_packed: bool) -> Packing:

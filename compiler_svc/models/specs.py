@@ -36,8 +36,8 @@ class LinearSpec:
 
     `slices` is what of the checkpoint's modules the outputs are, in order; none: the module of the same name. `parts`
     are the layers instead whose outputs it has one after another, as in a fused projection. With a `format`, a row of
-    `bundle.abi.formats`, the matrix is quantized, that of each part by itself. LoRA adapters may change the layer if
-    `is_adaptable`.
+    `bundle.abi.formats`, the matrix is quantized, that of each part by itself; with `activations`, a row of
+    `ACTIVATION_FORMATS`, so is each row that it multiplies. LoRA adapters may change the layer if `is_adaptable`.
     """
 
     name: str
@@ -50,6 +50,7 @@ class LinearSpec:
     is_adaptable: bool = True
     parts: tuple[LinearSpec, ...] = ()
     format: str = ""
+    activations: str = ""
     layout: TensorLayout = "row_major"
 
     @property

@@ -23,10 +23,12 @@ class Quantization:
     """Linear layers of `groups` keep their matrices in a format, unless `skipped` has a part of their names.
 
     `format` is a row of `bundle.abi.formats`, or `INT4`. Groups of a row are the largest that a layer may have; `INT4`
-    allows all. Layers that are not quantizable stay as they are.
+    allows all. With `activations`, a row of `ACTIVATION_FORMATS`, these layers quantize what they multiply, too. Layers
+    that are not quantizable stay as they are.
     """
 
     format: str
+    activations: str = ""
     groups: tuple[MemoryGroup, ...] = tuple(MemoryGroup)
     skipped: tuple[str, ...] = ()
 
@@ -92,7 +94,9 @@ def quantize(description: ModelDescription, quantization: Quantization) -> Model
         names = [one.name for one in (linear, *linear.parts)]
         is_skipped = any(part in name for part in quantization.skipped for name in names)
         takes = linear.is_quantizable and linear.group in quantization.groups and not is_skipped
-        return replace(linear, format=_choose_format(quantization.format, linear)) if takes else linear
+        if not takes:
+            return linear
+        return replace(linear, format=_choose_format(quantization.format, linear), activations=quantization.activations)
 
     return _change_linears(description, change)
 

@@ -21,7 +21,7 @@ from compiler_svc.config.tables.documents import ATTENTION, MOE
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.models.token_ids import warn_of_ids_beyond
 from compiler_svc.planning.build_plan import plan_build
-from compiler_svc.planning.checkpoint_quantization import read_quantization, warn_of_other_bits
+from compiler_svc.planning.checkpoint_quantization import note_activations, read_quantization, warn_of_other_bits
 from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes
 from compiler_svc.remote.errors import OutlineMissing
@@ -211,6 +211,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *warn_of_surplus(checkpoint),
         *warn_of_ids_beyond(checkpoint.config, checkpoint.generation_config, checkpoint.description.vocab_size),
         *warn_of_other_bits(checkpoint, config),
+        *note_activations(checkpoint, config),
         *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
         *warn_of_unserved_generation(checkpoint.generation_config),
     )

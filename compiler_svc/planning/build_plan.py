@@ -176,9 +176,17 @@ def choose_quantization(config: NeuronConfig, skipped: Sequence[str]) -> Quantiz
     dtype, kind = config.quantization_dtype, config.quantization_type.removesuffix("_symmetric")
     return Quantization(
         format=dtype if dtype.startswith(INT4) else f"{dtype}_{kind}",
+        activations=_choose_activations(config),
         groups=tuple(MemoryGroup) if config.quantized else (MemoryGroup.MLP,),
         skipped=tuple(skipped),
     )
+
+
+def _choose_activations(config: NeuronConfig) -> str:
+    """The row of `ACTIVATION_FORMATS` for what quantized layers multiply; empty if that stays as it is."""
+    suffix = {"dynamic": "", "dynamic_whole": "_whole"}.get(config.activation_quantization_type or "none")
+    item = "f8e4m3" if config.quantization_dtype == "f8e4m3" else "int8"
+    return "" if suffix is None else f"{item}{suffix}"
 
 
 def describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:

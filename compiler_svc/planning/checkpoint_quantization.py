@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bundle.abi.formats import FORMATS, GROUPS
@@ -17,6 +17,9 @@ from compiler_svc.weights.packed import PackedMatrix
 from targets.cpu import CPU
 
 _PER_CHANNEL: Final = "_per_channel"
+_FLOAT8: Final = "f8e4m3"
+#: `activation_quantization_type` of checkpoints that quantize each token by itself.
+_FOLLOWED: Final = "dynamic_whole"
 #: `quantization_dtype` by the dtype of items.
 _WORDS: Final[Mapping[str | None, str]] = {
     row.item: INT4 if row.group else name.removesuffix(_PER_CHANNEL)
@@ -37,12 +40,33 @@ def read_quantization(checkpoint: Checkpoint, target: TargetKind) -> dict[str, A
     word = _WORDS.get(kept.pop(), "int8") if len(kept) == 1 else "int8"
     if word == INT4 and (group := min(matrix.kept_group for matrix in matrices)) != GROUPS[0]:
         word = f"{INT4}_by_{group}"
+    follows = target == CPU.kind and _find_activations(checkpoint) == ("float" if word == _FLOAT8 else "int")
     return {
         "quantized": True,
         "quantization_dtype": word,
         "quantization_type": f"{_PER_CHANNEL[1:]}_symmetric",
         "modules_to_not_convert": tuple(list_plain(checkpoint)),
+        **({"activation_quantization_type": _FOLLOWED} if follows else {}),
     }
+
+
+def _find_activations(checkpoint: Checkpoint) -> str:
+    """How the checkpoint's layers quantize what they multiply; see `Packing.activations`."""
+    return next((matrix.packing.activations for matrix in checkpoint.packed.values()), "")
+
+
+def note_activations(checkpoint: Checkpoint, config: NeuronConfig) -> Iterator[str]:
+    """Says what becomes of activations if a checkpoint, or a configuration in vain, asks for bytes."""
+    said, is_quantized = config.activation_quantization_type, config.quantized or config.quantized_mlp_kernel_enabled
+    if said not in (None, "none") and not is_quantized:
+        yield "neuron_config.activation_quantization_type: it is ignored because quantized is false"
+    elif _find_activations(checkpoint) and said == _FOLLOWED:
+        yield (
+            "model: activations are quantized, as its quantization_config says; with "
+            "neuron_config.activation_quantization_type 'none' they are not"
+        )
+    elif _find_activations(checkpoint) and said in (None, "none"):
+        yield "model: activations are not quantized, although its quantization_config says that they may be"
 
 
 def _is_foreign(matrix: PackedMatrix, target: TargetKind) -> bool:

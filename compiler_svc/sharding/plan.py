@@ -12,6 +12,7 @@ from bundle.abi.tensor import DTYPES, DType
 from bundle.manifest import WeightShard, WeightTensor
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Evenly, Grouped
+from compiler_svc.models.head_layout import PADDING_HEAD, KvSharding
 from compiler_svc.models.parameters import ParameterSpec
 from compiler_svc.models.sources import list_tensors
 from compiler_svc.models.specs import LinearSpec
@@ -93,7 +94,9 @@ def plan_weights(
 
 
 def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
-    """Checks that each of `tp_degree` ranks gets a part of every axis. Heads are padded if needed."""
+    """Checks that each of `tp_degree` ranks gets a part of every axis. Heads are padded if needed, unless what they add
+    to a row would count where rows are quantized.
+    """
     for axis in dict.fromkeys(description.axes()):
         if isinstance(axis.division, Evenly) and axis.length < tp_degree:
             accepted = f"at most {axis.attribute}, {axis.length}"
@@ -101,6 +104,13 @@ def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
         if isinstance(axis.division, Grouped) and not axis.division.fits(tp_degree):
             accepted = f"a degree that leaves ranks whole groups of {axis.division.size}; or another quantization_dtype"
             raise ShardingNotServed(tp_degree, axis.attribute, axis.division.base.length, accepted)
+    heads = description.states[0].heads
+    layout = heads.layout(tp_degree)
+    # A head of padding that shares a KV head attends to its values, which would count as a row's largest magnitude.
+    pads_groups = layout.sharding is KvSharding.REPLICATE and any(PADDING_HEAD in one for one in layout.query_heads)
+    if pads_groups and any(linear.activations for linear in description.linears()):
+        accepted = "a degree that pads no query heads; or neuron_config.activation_quantization_type 'none'"
+        raise ShardingNotServed(tp_degree, "num_attention_heads", heads.num_query_heads, accepted)
 
 
 def find_tied_tensors(description: ModelDescription, checkpoint: Checkpoint) -> tuple[str, str]:

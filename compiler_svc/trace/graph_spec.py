@@ -71,12 +71,14 @@ class GraphSpec:
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
         formats = {one.name: one.format for one in self.description.linears() if one.format}
+        activations = {one.name: one.activations for one in self.description.linears() if one.activations}
         attention, kept = self.description.states[0].dtype, self.description.states[0].kept
         return (
             own
             | ({} if attention is None else {"attention_dtype": attention})
             | ({} if kept is None else {"kept": asdict(kept)})
             | ({"formats": formats} if formats else {})
+            | ({"activations": activations} if activations else {})
             | {
                 "numeric_config": self.description.numeric_config,
                 "positions": [self.count_positions(state) for state in self.description.states],

@@ -56,10 +56,10 @@ class Writer:
         return meant
 
 
-def compress(*, kept: str | None = None, **options: Any) -> Writer:
+def compress(*, kept: str | None = None, activations: QuantizationArgs | None = None, **options: Any) -> Writer:
     """compressed-tensors' own formats."""
     args = QuantizationArgs(**options)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=activations)
     is_packed = args.type == "int" and (args.num_bits < 8 or args.group_size)
     compressor = PackedQuantizationCompressor if is_packed else NaiveQuantizationCompressor
 
@@ -253,6 +253,19 @@ WRITERS: Final[Mapping[str, Writer]] = {
     "torchao-int8-groups": torchao("Int8WeightOnlyConfig", partial(write_symmetric, group=GROUP)),
     "torchao-int4": plain_int4(GROUP),
     "torchao-int3": intx(3, GROUP),
+}
+_TOKENS: Final = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
+#: Checkpoints whose layers quantize each token that they multiply.
+TOKEN_WRITERS: Final[Mapping[str, Writer]] = {
+    kind: compress(
+        kept=kept,
+        activations=QuantizationArgs(type=kind, **_TOKENS),
+        num_bits=8,
+        type=kind,
+        symmetric=True,
+        strategy="channel",
+    )
+    for kind, kept in (("int", "int8"), ("float", "float8_e4m3fn"))
 }
 #: Groups of 4 bits that a kernel of ours has, too, by their size.
 KEPT_GROUPS: Final[Mapping[str, tuple[int, Writer]]] = {

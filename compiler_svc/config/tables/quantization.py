@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from compiler_svc.config.attribute import LATER, Derivation, Values, attribute
+from compiler_svc.config.attribute import LATER, Derivation, Support, Values, attribute
 from compiler_svc.config.domains import choice
 from compiler_svc.config.rule import KILN, NXDI_CODE, Note, Rule
 from compiler_svc.config.tables.documents import QUANTIZATION, UNDOCUMENTED
@@ -44,6 +44,15 @@ class QuantizationAttributes:
         default=Derivation(
             _type_by_kernel, "per_tensor_symmetric; per_channel_symmetric with quantized_mlp_kernel_enabled"
         ),
+    )
+    activation_quantization_type: Literal["none", "dynamic", "dynamic_whole", "static"] | None = attribute(
+        UNDOCUMENTED,
+        choice(("none", "dynamic", "dynamic_whole", "static")),
+        cpu=Support("honoured", values=("none", "dynamic", "dynamic_whole")),
+        neuron=NO_SIZE,
+        compiled=Support("honoured", values=("none",)),
+        note="what quantized layers multiply becomes int8 for each token, or f8e4m3 with weights of f8e4m3. none and "
+        "dynamic_whole are Kiln's own: activations stay whatever the checkpoint says; scales are compressed-tensors'",
     )
     modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=())
     draft_model_modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)
@@ -103,6 +112,7 @@ KV_QUANTIZATION_RULES: Final = (
 
 #: An example.
 QUANTIZED: Final = {"quantized": True, "quantized_checkpoints_path": "quantized"}
+_BYTES: Final = {"quantized": True, "activation_quantization_type": "dynamic"}
 
 QUANTIZATION_RULES: Final = (
     Rule(
@@ -112,6 +122,14 @@ QUANTIZATION_RULES: Final = (
         NXDI_CODE,
         breaks={"quantization_dtype": "int4"},
         keeps={"quantization_dtype": "f8e5m2"},
+    ),
+    Rule(
+        ("activation_quantization_type", "quantization_dtype"),
+        lambda v: v["quantization_dtype"] != "f8e5m2" or v["activation_quantization_type"] in (None, "none"),
+        "'none' with weights of f8e5m2: activations become int8 or f8e4m3",
+        KILN,
+        breaks=_BYTES | {"quantization_dtype": "f8e5m2"},
+        keeps=_BYTES | {"quantization_dtype": "f8e4m3"},
     ),
     Rule(
         ("draft_model_modules_to_not_convert", "quantized", "enable_fused_speculation"),

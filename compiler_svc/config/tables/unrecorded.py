@@ -72,7 +72,6 @@ _NEURON_CONFIG: Final = (
         expert_mlp_nki_kernel_enabled=None,
         shared_mlp_nki_kernel_enabled=None,
         # Quantization
-        activation_quantization_type=None,
         quantization_block_size=None,
         quantization_block_axis=None,
         quantization_scale_dtype="f32",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers torch.ops.kiln.attend
-from compiler_svc.models.layers.linear import Linear, cast, make_parameter
+from compiler_svc.models.layers.linear import Linear, SharedInput, cast, make_parameter
 from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import rotate
@@ -113,7 +113,8 @@ class Attention(nn.Module):
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [rows, tokens, heads, head_dim], keys and values [rows, tokens, kv_heads, head_dim]."""
-        projected = [self.get_submodule(name)(hidden) for name in self._projections]
+        shared = SharedInput(hidden)
+        projected = [self.get_submodule(name)(shared) for name in self._projections]
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         if len(projected) == 1:
             projected = list(projected[0].split([count * self.head_dim for count in counts], dim=-1))

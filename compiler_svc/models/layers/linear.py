@@ -9,10 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import execution.quantized_linear  # noqa: F401 - registers torch.ops.kiln
+from bundle.abi.formats import ACTIVATION_FORMATS
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.parameters import ParameterSpec
 from compiler_svc.models.specs import EmbeddingSpec, LinearSpec
+from execution.quantized_linear import quantize_rows
+
+
+class SharedInput:
+    """The input of several layers, which is quantized once for all of them that quantize it alike."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+        self._quantized: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def quantize(self, kind: str, ranks: Ranks) -> tuple[Tensor, Tensor]:
+        """Items and scales of its rows, as `quantize_rows` returns them; `ranks` divide the rows among them."""
+        if kind not in self._quantized:
+            largest = ranks.all_gather(self.hidden.abs().amax(-1, keepdim=True)).amax(-1, keepdim=True)
+            self._quantized[kind] = quantize_rows(self.hidden, largest, ACTIVATION_FORMATS[kind])
+        return self._quantized[kind]
 
 
 class Linear(nn.Module):
@@ -23,22 +39,33 @@ class Linear(nn.Module):
         parameters = {one.name.rpartition(".")[2]: make_parameter(one, ranks) for one in spec.parameters()}
         self.weight, self.bias, self.scale = parameters["weight"], parameters.get("bias"), parameters.get("scale")
         self.ranks = ranks
+        self._activations = spec.activations
         self._sums_over_ranks = spec.inputs.is_divided and ranks.tp_degree > 1
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, taken: Tensor | SharedInput) -> Tensor:
         """[…, inputs] to […, outputs]; of a divided axis the rank's part."""
+        shared = taken if isinstance(taken, SharedInput) else SharedInput(taken)
+        hidden = shared.hidden
         bias = None if self.bias is None else cast(self.bias, hidden.dtype)
         if self.scale is None and not self._sums_over_ranks:
             return functional.linear(hidden, cast(self.weight, hidden.dtype), bias)
         # Every rank holds the whole bias: it is added once, to the sum.
-        total = self._multiply(hidden)
+        total = self._multiply(shared)
         total = self.ranks.all_reduce(total) if self._sums_over_ranks else total
         return total if bias is None else total + bias
 
-    def _multiply(self, hidden: Tensor) -> Tensor:
+    def _multiply(self, shared: SharedInput) -> Tensor:
+        hidden = shared.hidden
         if self.scale is None:
             return functional.linear(hidden, cast(self.weight, hidden.dtype))
-        products: Tensor = torch.ops.kiln.quantized_linear(hidden, self.weight, self.scale)
+        if not self._activations:
+            return self._multiply_quantized(hidden)
+        own = self.ranks if self._sums_over_ranks else replace(self.ranks, tp_degree=1)
+        items, scales = shared.quantize(self._activations, own)
+        return cast(self._multiply_quantized(items) * scales, hidden.dtype)
+
+    def _multiply_quantized(self, rows: Tensor) -> Tensor:
+        products: Tensor = torch.ops.kiln.quantized_linear(rows, self.weight, self.scale)
         return products
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compiler_svc.models.layers.linear import Linear
+from compiler_svc.models.layers.linear import Linear, SharedInput
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.specs import FeedForwardSpec, MlpSpec
 
@@ -38,7 +38,8 @@ class GatedMlp(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[…, hidden_size] to the same shape."""
-        activated: Tensor = self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
+        shared = SharedInput(hidden)
+        activated: Tensor = self.down_proj(self.act(self.gate_proj(shared)) * self.up_proj(shared))
         return activated
 
 

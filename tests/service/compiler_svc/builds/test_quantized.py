@@ -20,7 +20,7 @@ from bundle.store.reader import open_bundle
 from bundle.store.referrers import list_referrers, read_referrer
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.records import GOLDEN_TYPE
-from tests.checkpoints.quantized import WRITERS
+from tests.checkpoints.quantized import TOKEN_WRITERS, WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, response_of
@@ -31,15 +31,21 @@ CONFIG: Final = {"seq_len": 16, "max_context_length": 8, "quantized": True}
 E4M3: Final = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
 #: Level, configuration and the dtype of items. Levels, formats, dtypes and ways to divide each come in one of them.
 CASES: Final[dict[str, tuple[int, dict[str, Any], str]]] = {
-    "int8": (pb.OPTIMIZATION_LEVEL_O1, {}, "int8"),
+    "int8": (pb.OPTIMIZATION_LEVEL_O1, {"activation_quantization_type": "dynamic", "tp_degree": 2}, "int8"),
     "f8e4m3": (pb.OPTIMIZATION_LEVEL_O0, E4M3 | {"fused_qkv": True, "tp_degree": 2}, "float8_e4m3fn"),
     "f8e5m2": (
         pb.OPTIMIZATION_LEVEL_O1,
         {"quantization_dtype": "f8e5m2", "torch_dtype": "bfloat16", "fused_qkv": True, "tp_degree": 2},
         "float8_e5m2",
     ),
+    "f8e4m3-activations": (
+        pb.OPTIMIZATION_LEVEL_O1,
+        E4M3 | {"activation_quantization_type": "dynamic", "torch_dtype": "bfloat16"},
+        "float8_e4m3fn",
+    ),
     "int4": (pb.OPTIMIZATION_LEVEL_O1, {"quantization_dtype": "int4", "torch_dtype": "bfloat16"}, "uint8"),
 }
+SLOW: Final = ("f8e5m2", "f8e4m3-activations")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,7 @@ async def client(home: Path) -> AsyncIterator[Client]:
         yield compiler.client
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "f8e5m2")) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 async def test_quantized_models_compile(client: Client, home: Path, name: str) -> None:
     level, config, item = CASES[name]
     fields = {"neuron_config": CONFIG | config, "optimization_level": level}
@@ -147,11 +153,15 @@ def write_scales(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(("name", "level"), [("int8-tensor", 0), pytest.param("awq", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("float", 0), pytest.param("int", 1, marks=pytest.mark.slow), pytest.param("awq", 1, marks=pytest.mark.slow)],
+)
 async def test_quantized_checkpoints_compile(client: Client, home: Path, name: str, level: int) -> None:
     """Their golden checks compare with transformers' model, given what the matrices stand for."""
     path = write_checkpoint(home / "models" / name)
-    WRITERS[name].rewrite(path)
+    writer = TOKEN_WRITERS.get(name) or WRITERS[name]
+    writer.rewrite(path)
     fields: dict[str, Any] = {"model": name, "neuron_config": {"seq_len": 16, "max_context_length": 8}}
     fields["optimization_level"] = (pb.OPTIMIZATION_LEVEL_O0, pb.OPTIMIZATION_LEVEL_O1)[level]
     planned = await client.plan(**fields)
@@ -162,9 +172,12 @@ async def test_quantized_checkpoints_compile(client: Client, home: Path, name: s
     said = manifest.config["neuron_config"]
     assert (said["quantized"], said["quantization_type"]) == (True, "per_channel_symmetric")
     assert said["modules_to_not_convert"] == ["lm_head"]
+    follows = name in TOKEN_WRITERS
+    assert said.get("activation_quantization_type") == ("dynamic_whole" if follows else None)
+    assert follows == any("activations are quantized, as its quantization_config says" in one for one in built.warnings)
     (shards,) = (one.shards for one in manifest.weight_sets)
     dtypes = {tensor.name: tensor.dtype for tensor in shards[0].tensors}
-    assert dtypes["model.layers.0.mlp.up_proj.weight"] == "int8"
+    assert dtypes["model.layers.0.mlp.up_proj.weight"] == (writer.kept or "int8")
     assert "lm_head.weight" not in dtypes, "a tied head that stays as it is shares the table"
     assert planned.ranks[0].weights_bytes == sum(
         prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors

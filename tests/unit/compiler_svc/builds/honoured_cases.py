@@ -104,6 +104,7 @@ GRAPH_CASES: Final = (
     GraphCase(_QUANTIZED, {"quantization_dtype": "f8e4m3"}),
     GraphCase(_QUANTIZED, {"quantization_type": "per_channel_symmetric"}),
     GraphCase(_QUANTIZED, {"modules_to_not_convert": ["lm_head"]}),
+    GraphCase(_QUANTIZED, {"activation_quantization_type": "dynamic"}),
 )
 
 #: Attributes of OnDeviceSamplingConfig, and a value that changes the graph.

@@ -47,6 +47,7 @@ def test_every_attribute_is_written(table: ConfigTable) -> None:
     expected = {renamed.get(name, name) for name in every}
     neuron_config = {
         "glu_mlp": True,
+        "activation_quantization_type": "none",
         "on_device_sampling_config": {},
         "kv_quant_config": {},
         "lora_config": {},
