@@ -41,7 +41,7 @@ from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileJobSpec, QuantizeJobSpec, ShardJobSpec
+from compiler_svc.planning.job_spec import CompileJobSpec, QuantizeJobSpec, ShardJobSpec, open_checkpoint
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, warn_of_other_tokenizer
 from compiler_svc.records import Stage
@@ -93,7 +93,7 @@ def build_bundle(
     forkservers: Forkservers,
 ) -> BuildResult:
     """Compiles a checkpoint."""
-    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
+    checkpoint = override_model(open_checkpoint(spec), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     checkpoint, warnings = _open_tensors(plan, checkpoint)
     checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
@@ -165,7 +165,7 @@ def build_weights(
     """Writes a checkpoint's weights for the executables of a bundle."""
     layout.pin(spec.executables)
     executables = open_bundle(layout, spec.executables)
-    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
+    checkpoint = override_model(open_checkpoint(spec), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
     checkpoint, warnings = _open_tensors(plan, checkpoint)
@@ -272,7 +272,7 @@ def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: Progr
     """
     layout.pin(digest)
     manifest = open_bundle(layout, digest).manifest
-    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
+    checkpoint = override_model(open_checkpoint(spec), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     graph_digests = {executable.tag: executable.graph_digest for executable in manifest.executables}
     writer = GraphsWriter(GraphsHeader(bundle=digest, code_digest=digest_bundle_code(), executables=len(graph_digests)))

@@ -19,9 +19,9 @@ from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import JobSpec
+from compiler_svc.planning.job_spec import JobSpec, open_checkpoint
 from compiler_svc.records import ExecutableResult
-from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
+from compiler_svc.weights.checkpoint import compute_checkpoint_digest
 from compiler_svc.weights.tokenizer_sources import find_source, has_tokenizer_file, read_converter_versions
 
 _MAX_HASHING: Final = 2
@@ -83,7 +83,7 @@ class BundleCache:
             if cancelled.is_set():
                 raise InterruptedError
 
-        checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots, read_pickles=False)
+        checkpoint = open_checkpoint(spec, read_pickles=False)
         digest_file = partial(self._digests.digest_file, progress=stop_when_cancelled)
         weights = compute_checkpoint_digest(checkpoint, digest_file)
         # The bundle also holds these files, or values of them.

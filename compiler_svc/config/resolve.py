@@ -28,7 +28,7 @@ _RESOLVE_LAST: Final[Mapping[str, Callable[[Values], Mapping[str, Any]]]] = {
     "OnDeviceSamplingConfig": lambda values: {"top_k": max(values["top_k"], 0)},
 }
 
-
+_PATH: Final = "quantized_checkpoints_path"
 #: The dtype of computation, as rules on a NeuronConfig and rules on an InferenceConfig name it.
 _DTYPES: Final = frozenset({"torch_dtype", "neuron_config.torch_dtype"})
 
@@ -57,6 +57,14 @@ class ReadConfig:
         return attributes
 
     @property
+    def quantized_path(self) -> str | None:
+        """The directory of quantized weights that the target is to take; None if it takes the model's own."""
+        values, validator = self.values["neuron_config"], self.validator
+        support = NEURON_CONFIG.find(_PATH).support_on(validator.target, compiles=validator.compiles)
+        path: str | None = values[_PATH] if values["quantized"] and support.level == "honoured" else None
+        return path
+
+    @property
     def attribute_map(self) -> Mapping[str, str]:
         """Other names of the model's attributes, alias to name."""
         names: Mapping[str, str] = self.values["attribute_map"]
@@ -67,7 +75,9 @@ class ReadConfig:
     ) -> Resolution:
         """Fills in what follows from the checkpoint; see `resolve_config`."""
         values = self.values["neuron_config"]
-        if "quantized" not in values["given"]:
+        if self.quantized_path is not None:
+            values.update((name, value) for name, value in quantization.items() if name not in values["given"])
+        elif "quantized" not in values["given"]:
             own = values["given"] & {"activation_quantization_type"}
             values.update((name, value) for name, value in quantization.items() if name not in own)
         if "torch_dtype" not in values["given"]:

@@ -27,9 +27,14 @@ from compiler_svc.planning.model_overrides import check_head_sharding, keep_chan
 from compiler_svc.remote.errors import OutlineMissing
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
-from compiler_svc.weights.errors import CheckpointNotFound
+from compiler_svc.weights.errors import (
+    QUANTIZED_PATH,
+    CheckpointInvalid,
+    CheckpointNotFound,
+    QuantizedCheckpointInvalid,
+)
 from compiler_svc.weights.held_sizes import check_sizes
-from compiler_svc.weights.inventory import set_surplus_aside, warn_of_surplus
+from compiler_svc.weights.inventory import set_surplus_aside, take_inventory, warn_of_surplus
 from compiler_svc.weights.overrides import override_checkpoint
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE, find_incomplete_source
 from targets.isa import CPUINFO, NATIVE
@@ -97,6 +102,8 @@ def admit_request(
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
         debug=request.debug,
+        weights=checkpoint.weights_path,
+        weights_roots=() if checkpoint.weights_path is None else model_roots,
         warnings=(
             *resolution.warnings,
             *warn_of_unused_instructions(request, target),
@@ -117,6 +124,8 @@ def resolve_request(
     changes, notes = keep_changes(checkpoint, given.model_attributes, given.attribute_map)
     checkpoint = override_checkpoint(checkpoint, changes, given.attribute_map)
     check_sizes(checkpoint)
+    if given.quantized_path is not None:
+        checkpoint = take_quantized_weights(checkpoint, given.quantized_path, model_roots)
     resolution = given.resolve(read_declared_dtype(checkpoint), read_quantization(checkpoint, request.target_kind))
     config = replace(resolution.config, model_attributes=changes)
     check_num_executables(config.neuron_config)
@@ -126,6 +135,17 @@ def resolve_request(
     check_claims(checkpoint, config.neuron_config)
     check_positions(checkpoint, config.neuron_config)
     return set_surplus_aside(checkpoint), replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
+
+
+def take_quantized_weights(checkpoint: Checkpoint, path: str, model_roots: tuple[Path, ...]) -> Checkpoint:
+    """The checkpoint with the weights of another directory, a path as `find_checkpoint` takes them, which are its own,
+    but quantized. Leaves pickles to the build.
+    """
+    directory = find_checkpoint(path, model_roots, field=QUANTIZED_PATH)
+    quantized = checkpoint.with_weights(directory, roots=model_roots, read_pickles=False)
+    if not quantized.is_pickled and (mistakes := take_inventory(quantized.description, quantized).mistakes):
+        raise QuantizedCheckpointInvalid(path, str(CheckpointInvalid.listing(directory, mistakes)))
+    return quantized
 
 
 def check_positions(checkpoint: Checkpoint, config: NeuronConfig) -> None:
@@ -165,11 +185,13 @@ def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> 
     return Checkpoint.open(urls.outlines[url], read_pickles=False)
 
 
-def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
-    """Finds the checkpoint's directory: the first that exists, absolute or below a model root, links resolved."""
+def find_checkpoint(model: str, model_roots: tuple[Path, ...], *, field: str = "model") -> Path:
+    """Finds the checkpoint's directory, which a field of a request names: the first that exists, absolute or below a
+    model root, links resolved.
+    """
     accepted = f"a directory below {' or '.join(map(str, model_roots))} on the compiler's host"
     if not model or "\0" in model:
-        raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted)
+        raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted, field)
     try:
         roots = [root.resolve() for root in model_roots]
         inside = [path for root in roots if _is_below(path := (root / model).resolve(), roots)]
@@ -177,12 +199,13 @@ def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
         named = [path for root in roots if _is_below(path := Path(os.path.normpath(root / model)), roots)]
         leads_outside = any(not _is_below(path.resolve(), roots) for path in named)
     except (OSError, RuntimeError) as error:  # a name too long; a link that leads to itself
-        raise CheckpointNotFound(Path(model), str(error), accepted) from error
+        raise CheckpointNotFound(Path(model), str(error), accepted, field) from error
     if existing is not None:
         return existing
     if leads_outside or not inside:
-        raise PathOutsideModelRoots(model, model_roots, is_link=leads_outside)
-    raise CheckpointNotFound(Path(model), "no such directory", f"{accepted}; {_advise_download(model, model_roots[0])}")
+        raise PathOutsideModelRoots(model, model_roots, is_link=leads_outside, field=field)
+    accepted = f"{accepted}; {_advise_download(model, model_roots[0])}"
+    raise CheckpointNotFound(Path(model), "no such directory", accepted, field)
 
 
 def _is_below(path: Path, roots: Iterable[Path]) -> bool:

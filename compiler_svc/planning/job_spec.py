@@ -14,6 +14,7 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.host.path_texts import read_path, write_path
 from bundle.manifest import ABI_VERSION, Target
 from compiler_svc.config import InferenceConfig
+from compiler_svc.weights.checkpoint import Checkpoint
 from targets.cpu import TORCH
 from targets.registry import TARGETS
 from targets.target import Lowering
@@ -54,13 +55,16 @@ class _BundleJobSpec(_CommonJobSpec, frozen=True, kw_only=True):
 
 class CompileJobSpec(_BundleJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
     """The job of one accepted Compile. The salt enters every action digest. `debug` keeps the graphs beside the bundle
-    and enters none: executables and bundle are the same.
+    and enters none: executables and bundle are the same. `weights` is the directory of the quantized weights that it
+    takes in place of the model's, and `weights_roots` may contain their files.
     """
 
     target: Target
     optimization_level: Literal[0, 1, 2]
     salt: str
     debug: bool = False
+    weights: Path | None = None
+    weights_roots: tuple[Path, ...] = ()
 
     @property
     def lowering(self) -> Lowering:
@@ -168,6 +172,14 @@ class QuantizeJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="QuantizeSp
 
 #: The job of a build process.
 JobSpec = CompileJobSpec | ShardJobSpec | QuantizeJobSpec
+
+
+def open_checkpoint(spec: JobSpec, *, read_pickles: bool = True) -> Checkpoint:
+    """Opens the checkpoint of a job, as its directory has it; see `Checkpoint.open`."""
+    checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots, read_pickles=read_pickles)
+    if not isinstance(spec, CompileJobSpec) or spec.weights is None:
+        return checkpoint
+    return checkpoint.with_weights(spec.weights, roots=spec.weights_roots, read_pickles=read_pickles)
 
 
 def write_spec(spec: JobSpec) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +13,21 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.host.reading import reading
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.errors import ModelError
 from compiler_svc.models.packings import UNSAID, Packing, read_packing
 from compiler_svc.models.registry import describe_model, read_text_config
 from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
 from compiler_svc.weights.directory import CheckpointDirectory
-from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
+from compiler_svc.weights.errors import (
+    CheckpointError,
+    CheckpointInvalid,
+    CheckpointNotFound,
+    QuantizedCheckpointInvalid,
+)
 from compiler_svc.weights.headers import TensorHeader, read_headers, read_sharded_headers, read_weight_map
 from compiler_svc.weights.packed import PackedMatrix, find_packed
 
+CONFIG_FILE: Final = "config.json"
 #: Weight files in the order of preference.
 SAFETENSORS_FILE: Final = "model.safetensors"
 PICKLE_FILE: Final = "pytorch_model.bin"
@@ -85,6 +92,7 @@ class Checkpoint:
         whole_config: `config.json` as the file has it.
         packed: Matrices that are quantized, by name. `tensors` has them as if they were not.
         surplus: Tensors that were set aside; see `weights.inventory`.
+        weights_path: The directory of its weights, if that is another one.
     """
 
     path: Path
@@ -100,6 +108,7 @@ class Checkpoint:
     whole_config: Mapping[str, Any] = field(default_factory=dict)
     packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
     surplus: tuple[SurplusTensor, ...] = ()
+    weights_path: Path | None = None
 
     @cached_property
     def description(self) -> ModelDescription:
@@ -130,34 +139,18 @@ class Checkpoint:
         named = next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path)
         if not path.is_dir():
             raise CheckpointNotFound(named, "no such directory", "a Hugging Face model directory")
-        if not directory.has("config.json"):
-            raise CheckpointNotFound(named, "has no config.json", "a directory with config.json")
-        config = directory.read_json("config.json")
-        weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
+        if not directory.has(CONFIG_FILE):
+            raise CheckpointNotFound(named, f"has no {CONFIG_FILE}", f"a directory with {CONFIG_FILE}")
+        config = directory.read_json(CONFIG_FILE)
+        weights = _find_weights(directory)
         if weights is None:
             raise CheckpointNotFound(named, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
         text_config = read_text_config(config)
         # The description of the model complains about what is not served.
         packing = read_packing(AttributeReader(text_config)) or UNSAID
-        if packing.is_flattened and weights.startswith(PICKLE_FILE):
-            raise CheckpointInvalid(path, weights, "pickles of a library's own tensors", _FLATTENED)
-        is_open = read_pickles or not weights.startswith(PICKLE_FILE)
-        tensors: dict[str, TensorHeader] = {}
-        if weights.endswith(".index.json"):
-            index, weight_map = path / weights, read_weight_map(directory, weights)
-            files = set(weight_map.values())
-            if is_open:
-                tensors = read_sharded_headers(path, index, weight_map)
-        else:
-            index, files = None, {directory.file(weights)}
-            if is_open:
-                tensors = read_headers(path / weights, path)
-        tensors, packed = _unpack(path, tensors, packing)
         return cls(
             path=path,
-            files=tuple(sorted(files)),
-            index=index,
-            tensors=tensors,
+            **_open_weights(directory, weights, packing, read_pickles=read_pickles),
             config=text_config,
             generation_config=directory.read_optional_json("generation_config.json"),
             tokenizer_files=tuple(directory.small_file(name) for name in TOKENIZER_FILES if directory.has(name)),
@@ -165,17 +158,56 @@ class Checkpoint:
             chat_templates=read_chat_templates(directory),
             template_files=list_template_files(directory),
             whole_config=config,
-            packed=packed,
         )
 
+    def with_weights(self, path: Path, *, roots: Sequence[Path] = (), read_pickles: bool = True) -> Checkpoint:
+        """The checkpoint with the quantized weights of another directory in place of its own; takes what `open` takes.
 
-def _unpack(
-    path: Path, tensors: dict[str, TensorHeader], packing: Packing
-) -> tuple[dict[str, TensorHeader], dict[str, PackedMatrix]]:
+        The directory's own `config.json`, if it has one, says how they are quantized. Raises QuantizedCheckpointInvalid
+        if there are none.
+        """
+        with reading(lambda detail: QuantizedCheckpointInvalid(path.name, detail)):
+            directory = CheckpointDirectory(path, tuple(root.resolve() for root in roots))
+            weights = _find_weights(directory)
+            if weights is None:
+                raise QuantizedCheckpointInvalid(path.name, "has no weights")
+            try:
+                config = directory.read_optional_json(CONFIG_FILE)
+                with AttributeReader(read_text_config(config) if config else {}) as reader:
+                    packing = read_packing(reader) or UNSAID
+                opened = _open_weights(directory, weights, packing, read_pickles=read_pickles)
+            except (CheckpointError, ModelError) as error:
+                raise QuantizedCheckpointInvalid(path.name, str(error)) from error
+            if not opened["packed"] and opened["tensors"]:
+                raise QuantizedCheckpointInvalid(path.name, "whose matrices are not quantized")
+            return replace(self, **opened, weights_path=path)
+
+
+def _find_weights(directory: CheckpointDirectory) -> str | None:
+    return next((name for name in WEIGHT_FILES if directory.has(name)), None)
+
+
+def _open_weights(
+    directory: CheckpointDirectory, weights: str, packing: Packing, *, read_pickles: bool
+) -> dict[str, Any]:
+    """Opens weights by their name among `WEIGHT_FILES`; returns the attributes of a checkpoint that they make."""
+    path, tensors = directory.path, dict[str, TensorHeader]()
+    if packing.is_flattened and weights.startswith(PICKLE_FILE):
+        raise CheckpointInvalid(path, weights, "pickles of a library's own tensors", _FLATTENED)
+    is_open = read_pickles or not weights.startswith(PICKLE_FILE)
+    if weights.endswith(".index.json"):
+        index, weight_map = path / weights, read_weight_map(directory, weights)
+        files = set(weight_map.values())
+        if is_open:
+            tensors = read_sharded_headers(path, index, weight_map)
+    else:
+        index, files = None, {directory.file(weights)}
+        if is_open:
+            tensors = read_headers(path / weights, path)
     tensors, packed, mistakes = find_packed(tensors, packing)
     if mistakes:
         raise CheckpointInvalid.listing(path, mistakes)
-    return tensors, packed
+    return {"files": tuple(sorted(files)), "index": index, "tensors": tensors, "packed": packed}
 
 
 def _list_describing_files(directory: CheckpointDirectory) -> Iterator[DescribingFile]:
@@ -187,6 +219,9 @@ def _list_describing_files(directory: CheckpointDirectory) -> Iterator[Describin
 
 def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Path], str]) -> str:
     """Hashes the names and digests of `config.json`, the index of a sharded checkpoint and the weight files."""
-    files = [checkpoint.path / "config.json", *checkpoint.files, *filter(None, [checkpoint.index])]
+    files = [checkpoint.path / CONFIG_FILE, *checkpoint.files, *filter(None, [checkpoint.index])]
     with reading(lambda detail: CheckpointInvalid(checkpoint.path, ".", detail, _LASTING)):
-        return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))
+        digests = {file.name: digest_file(file) for file in files}
+        if checkpoint.weights_path is not None and (said := checkpoint.weights_path / CONFIG_FILE).is_file():
+            digests[f"weights/{CONFIG_FILE}"] = digest_file(said)
+        return sha256_bytes(canonical_json(digests))

@@ -12,6 +12,8 @@ from bundle.errors import FieldViolation, KilnError, Unsaid
 #: Mistakes that one error names; it counts the others.
 MAX_LISTED: Final = 64
 
+#: The attribute that names the directory of quantized weights.
+QUANTIZED_PATH: Final = "neuron_config.quantized_checkpoints_path"
 #: The number of a layer in a tensor's name. Longer ones are no layers.
 _NUMBER: Final = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 
@@ -24,10 +26,20 @@ class CheckpointNotFound(CheckpointError, code="NOT_FOUND"):
     """A path that is not a checkpoint directory."""
 
     message = "no checkpoint: {violation}"
-    violation = FieldViolation("model", "{path} ({detail})", "{accepted}")
+    violation = FieldViolation("{field}", "{path} ({detail})", "{accepted}")
     path: Path | str
     detail: str
     accepted: Unsaid[str]
+    field: Unsaid[str] = "model"
+
+
+class QuantizedCheckpointInvalid(CheckpointError):
+    """A directory for the weights of a compile whose weights are not quantized, or not those of the model."""
+
+    violation = FieldViolation(QUANTIZED_PATH, "{path} ({detail})", "{accepted}")
+    path: Path | str
+    detail: str
+    accepted: Unsaid[str] = "a directory with quantized weights of the same model: safetensors or pickles"
 
 
 class CheckpointInvalid(CheckpointError):

@@ -25,9 +25,9 @@ class QuantizationAttributes:
     quantized: bool = attribute(QUANTIZATION, default=False)
     quantized_checkpoints_path: str | None = attribute(
         QUANTIZATION,
-        cpu=LATER,
         neuron=NO_SIZE,
-        note="NxD Inference requires it; without it, a compile quantizes the model's own matrices",
+        note="a directory below a model root, whose weights the compile takes; what the configuration does not say of "
+        "their quantization, they say. NxD Inference requires it; without it, a compile takes the model's own matrices",
     )
     quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2", "int4", "int4_by_64", "int4_by_32"] = attribute(
         QUANTIZATION,

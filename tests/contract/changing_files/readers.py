@@ -31,6 +31,7 @@ from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.deployments.declared import read_deployments
 from tests.bundles.samples import publish_sample
+from tests.checkpoints.quantized import WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.authority import Authority
 from tests.servers.tokens import SigningKey, write_jwks
@@ -144,6 +145,15 @@ def make_checkpoint(root: Path) -> None:
     write_checkpoint(root / NAME)
 
 
+def make_quantized(root: Path) -> None:
+    WRITERS["nxd"].rewrite(write_checkpoint(root / NAME))
+
+
+def take_weights(root: Path) -> None:
+    """The directory is that of the model, too."""
+    Checkpoint.open(root / NAME).with_weights(root / NAME, roots=(root,))
+
+
 def make_file(name: str, text: str, root: Path) -> None:
     root.mkdir()
     (root / name).write_text(text)
@@ -177,6 +187,7 @@ READERS: Final = {
     "collection": Reader(make_layout, collect),
     "checkpoint": Reader(make_checkpoint, open_checkpoint),
     "digest of a checkpoint": Reader(make_checkpoint, digest_checkpoint),
+    "quantized weights": Reader(make_quantized, take_weights),
     "tensors": Reader(make_checkpoint, read_tensors),
     "deployments file": Reader(
         partial(make_file, "deployments.yaml", "- {id: chat, ref: story}"),

@@ -31,6 +31,9 @@ ELSEWHERE: Final = {
     "NeuronConfig.cast_type": (
         "tests/unit/compiler_svc/models/test_dtypes.py::test_as_declared_weights_keep_their_dtypes"
     ),
+    "NeuronConfig.quantized_checkpoints_path": (
+        "tests/unit/compiler_svc/planning/test_quantized_paths.py::test_weights_of_the_path_are_compiled"
+    ),
     "NeuronConfig.save_sharded_checkpoint": _WEIGHTS,
     "NeuronConfig.skip_sharding": _WEIGHTS,
 }
