@@ -26,7 +26,7 @@ class SharedInput:
     def quantize(self, kind: str, ranks: Ranks) -> tuple[Tensor, Tensor]:
         """Items and scales of its rows, as `quantize_rows` returns them; `ranks` divide the rows among them."""
         if kind not in self._quantized:
-            largest = ranks.all_gather(self.hidden.abs().amax(-1, keepdim=True)).amax(-1, keepdim=True)
+            largest = ranks.find_largest(self.hidden.abs().amax(-1, keepdim=True))
             self._quantized[kind] = quantize_rows(self.hidden, largest, ACTIVATION_FORMATS[kind])
         return self._quantized[kind]
 

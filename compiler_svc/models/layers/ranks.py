@@ -35,6 +35,10 @@ class Ranks:
         total: Tensor = partial if self.tp_degree == 1 else torch.ops.kiln.all_reduce(partial, self.tp_degree)
         return total
 
+    def find_largest(self, part: Tensor) -> Tensor:
+        """The largest of the ranks' tensors […, 1], on every rank."""
+        return part if self.tp_degree == 1 else self.all_gather(part).amax(-1, keepdim=True)
+
     def all_gather(self, part: Tensor) -> Tensor:
         """The ranks' tensors joined along the last axis in the order of ranks, on every rank."""
         if self.tp_degree == 1:

@@ -188,3 +188,22 @@ async def test_quantized_checkpoints_compile(client: Client, home: Path, name: s
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
     other = open_bundle(Layout(home / "store"), tuned.digest).manifest
     assert other.graph_abi_digest == manifest.graph_abi_digest
+
+
+@pytest.mark.slow
+async def test_weights_of_another_directory_compile(client: Client, home: Path) -> None:
+    """The golden check compares with what these stand for; weights of later requests are those of their own models."""
+    path = write_checkpoint(home / "models" / "nxd", seed=2)
+    WRITERS["nxd"].rewrite(path)
+    (path / "config.json").unlink()
+    fields = {"neuron_config": CONFIG | {"quantized_checkpoints_path": "nxd"}, "name": "elsewhere"}
+    built = await client.build(**fields, optimization_level=pb.OPTIMIZATION_LEVEL_O0)
+    layout = Layout(home / "store")
+    manifest = open_bundle(layout, built.digest).manifest
+    assert manifest.config["neuron_config"]["quantization_type"] == "per_channel_symmetric"
+    (referrer,) = list_referrers(layout, built.digest, GOLDEN_TYPE)
+    assert json.loads(read_referrer(layout, referrer.digest))["max_deviation"] < TOLERANCES["float32"]
+    digests = [shard.blob for one in manifest.weight_sets for shard in one.shards]
+    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="elsewhere")
+    tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
+    assert digests != [shard.blob for shard in open_bundle(layout, tuned.digest).manifest.shards()]

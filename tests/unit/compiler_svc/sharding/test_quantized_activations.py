@@ -4,6 +4,7 @@ compressed-tensors, lets do so."""
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,9 @@ from compiler_svc.models.transforms import ModelChanges, Quantization
 from compiler_svc.planning.build_plan import choose_changes
 from compiler_svc.planning.checkpoint_quantization import note_activations, read_quantization
 from compiler_svc.sharding.errors import ShardingNotServed
+from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.quantized_linear import quantize_rows
 from tests.checkpoints.quantized import TOKEN_WRITERS, compress
@@ -248,3 +251,13 @@ def test_what_is_not_there_is_refused_by_name() -> None:
     document = {"neuron_config": {"quantized": True, "activation_quantization_type": "dynamic"}}
     with pytest.raises(FeatureNotServed, match="activation_quantization_type: got 'dynamic'; accepted: 'none'"):
         resolve_config(document, checkpoint_dtype=None, target="trn2", compiles=True)
+
+
+def test_layers_that_share_an_input_quantize_it_once(tmp_path: Path) -> None:
+    tiny = write_tiny_model(tmp_path, GQA)
+    quantization = Quantization(format="int8_per_channel", activations="int8", skipped=("lm_head",))
+    description = ModelChanges(quantization=quantization).apply(tiny.checkpoint.description)
+    spec = tiny.spec(description=description)
+    traced = export_submodel(spec, tiny.plan(description=description), describe_submodel(spec, "token_generation", 32))
+    counts = Counter(str(node.target) for node in traced.program.graph.nodes)
+    assert (counts["kiln.quantized_linear.default"], counts["aten.round.default"]) == (7 * 2, 4 * 2)
