@@ -19,7 +19,7 @@ OUTCOMES ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup lock demo test test-slow test-report test-quarantine test-full test-xla check lint fmt protos protos-check
-.PHONY: docs bench bench-large soak first-hour clean
+.PHONY: docs bench bench-large bench-formats bench-peers soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed $(VENV)/.prebuilt
@@ -125,12 +125,20 @@ docs: setup
 first-hour: setup
 	$(BIN)/python -m tests.first_hour
 
-bench: setup
+# The peers that an earlier call has installed stay. Those that cannot be installed are named at the start of a run.
+bench-peers: setup
+	$(BIN)/python -m bench.peers.install
+
+bench: bench-peers
 	$(BIN)/python -m bench
 
 # A model of 1.1 B parameters; takes about 16 GiB.
-bench-large: setup
+bench-large: bench-peers
 	$(BIN)/python -m bench --large
+
+# Quantized weights and caches; `python -m bench --formats --large` is the same with 1.1 B parameters.
+bench-formats: bench-peers
+	$(BIN)/python -m bench --formats
 
 # Half an hour of faults under 64 streams: `make soak MINUTES=2 SEED=7` for other lengths, and to repeat a run's choices.
 soak: setup

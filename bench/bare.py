@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,28 @@ import torch
 from torch import Tensor
 
 from bench.worker import serve, time_steps
-from bundle.manifest import Executable
+from bundle.abi.tensor import DTYPES
+from bundle.manifest import Executable, Manifest
 from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
 from execution.executors.executor import Executor, load_executor
 from execution.ranks.process import keep_freed_memory
 
 
-def load(store: str, digests: dict[str, str], num_threads: int) -> int:
-    """Loads bundles by name; returns the size of one bundle's weights in bytes."""
+def load(store: str, digests: dict[str, str], num_threads: int) -> dict[str, dict[str, float]]:
+    """Loads bundles by name; returns what a decode step of each reads, as `bench.measurements.Reads`."""
     torch.set_num_threads(num_threads)
     keep_freed_memory()
     layout = Layout(Path(store))
+    reads = {}
     for name, digest in digests.items():
         manifest = open_bundle(layout, digest).manifest
-        _LOADED[name] = (load_executor(manifest, 0, layout.blob_path), manifest.executables)
-    return next(executor.weights_bytes for executor, _ in _LOADED.values())
+        executor = load_executor(manifest, 0, layout.blob_path)
+        # Positions that no step has written have memory of their own, too: else all of them were one page of zeros.
+        executor.commit_state()
+        _LOADED[name] = (executor, manifest.executables)
+        reads[name] = _count_reads(manifest)
+    return reads
 
 
 def decode(name: str, position: int, steps: int) -> dict[str, Any]:
@@ -48,6 +55,18 @@ def prefill(name: str, tokens: int, steps: int, cached: int = 0) -> dict[str, An
 
 
 _LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
+
+
+def _count_reads(manifest: Manifest) -> dict[str, float]:
+    weights = [tensor for one in manifest.weight_sets for tensor in one.shards[0].tensors]
+    weights_bytes = sum(
+        prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in weights if "embed_tokens" not in tensor.name
+    )
+    position_bytes = sum(
+        prod(tensor.shape) // tensor.shape[0] // tensor.num_positions * DTYPES[tensor.dtype].size_bytes
+        for tensor in manifest.state.tensors
+    )
+    return {"weights_bytes": weights_bytes, "position_bytes": position_bytes}
 
 
 def _find(name: str, submodel: str, length: int) -> tuple[Executor, Executable]:

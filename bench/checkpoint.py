@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.plan import Workload
 
+#: What keys and values of random weights are divided by, so that the largest become some 100.
+_CACHE_SCALE: Final = 0.03
 TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
 
 
@@ -20,6 +24,8 @@ def write_checkpoint(path: Path, workload: Workload) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**workload.model, max_position_embeddings=4096, tie_word_embeddings=False)
     LlamaForCausalLM(config).to(getattr(torch, workload.dtype)).save_pretrained(path, max_shard_size="100GB")
+    if any(one.scales_cache for one in workload.bare_engines.values()):
+        _add_cache_scales(path / "model.safetensors", workload.model["num_hidden_layers"])
     for source in TOKENIZER.glob("*token*.json"):
         (path / source.name).write_text(source.read_text())
     # Tokens that no text gives fill the vocabulary: decoding them costs as much as decoding others.
@@ -28,6 +34,15 @@ def write_checkpoint(path: Path, workload: Workload) -> None:
     for number in range(max(vocabulary.values()) + 1, workload.model["vocab_size"]):
         vocabulary[f"token{number}"] = number
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def _add_cache_scales(path: Path, num_layers: int) -> None:
+    names = [f"model.layers.{layer}.self_attn.{kind}_scale" for layer in range(num_layers) for kind in "kv"]
+    scales = {name: torch.tensor([_CACHE_SCALE]) for name in names}
+    # Not in its place, because what is loaded is the file's own memory.
+    scaled = path.with_suffix(".scaled")
+    save_file(load_file(path) | scales, scaled, metadata={"format": "pt"})
+    scaled.rename(path)
 
 
 def count_parameters(path: Path) -> tuple[int, int]:

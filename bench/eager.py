@@ -10,16 +10,20 @@ from transformers import LlamaForCausalLM
 from bench.worker import serve, time_steps
 
 
-def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
+def load(
+    *, model: str, dtype: str, weights: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int
+) -> str:
     """Loads a checkpoint; returns a note on how it runs.
 
     Args:
         model: Directory of the checkpoint.
         dtype: Of weights, activations, keys and values.
+        weights: The engine's own word for the format of weights, as `bench.formats` has it; none if it is `dtype`.
         max_rows: Rows that `decode` will be asked for.
         max_length: Positions that each of these rows may take.
         max_prompt: Tokens that `prefill` will be asked for.
     """
+    assert weights == "", "a format of which bench.formats says that the peer has none"
     del max_rows, max_length, max_prompt
     torch.set_num_threads(num_threads)
     _LOADED.append(LlamaForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval())

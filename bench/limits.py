@@ -29,7 +29,11 @@ UNITS: Final = {
     "int8": Unit("int8 by four into int32 (`dpbusd`)", "GFLOP/s"),
 }
 #: By dtype, the units that can multiply it. To make bfloat16 wider first is faster on some processors.
-MULTIPLIERS: Final = {"float32": ("float32",), "bfloat16": ("float32", "bfloat16", "bfloat16_tiles")}
+MULTIPLIERS: Final = {
+    "float32": ("float32",),
+    "float16": ("float32",),
+    "bfloat16": ("float32", "bfloat16", "bfloat16_tiles"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,19 @@ from typing import Any
 from bench.worker import median
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a decode step reads.
+
+    Attributes:
+        weights_bytes: All weights but other tokens' embeddings.
+        position_bytes: Keys and values of one position of a stream, of all layers.
+    """
+
+    weights_bytes: float
+    position_bytes: float
+
+
 @dataclass
 class Measurements:
     """The figures that a run has measured.
@@ -21,6 +34,7 @@ class Measurements:
         pools: By name, figures of all rounds together, such as the times between two tokens.
         notes: Facts that a reader needs, such as how a peer ran.
         profiles: Where the time of steps goes: by step, shares by what was done.
+        reads: What steps of Kiln's own bundles read, by engine.
     """
 
     samples: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -29,6 +43,7 @@ class Measurements:
     notes: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     profiles: dict[str, dict[str, float]] = field(default_factory=dict)
+    reads: dict[str, Reads] = field(default_factory=dict)
     _round: int = 0
 
     def begin_round(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run measures: rows of workloads, each a model in one dtype, with its batches, prompts and rounds."""
+"""What a run measures: rows of workloads, each a model in a dtype and format, with its batches, prompts and rounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-#: Bytes of an item, by dtype.
-ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+from bench.formats import FORMATS, PLAIN, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,14 @@ class Switch:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One model in one dtype, and what is measured of it.
+    """One model in one dtype and format, and what is measured of it.
 
     Attributes:
         model: Changes to the configuration of the random Llama.
-        dtype: Of weights, activations, keys and values, of all engines.
+        dtype: Of the checkpoint, activations, keys and values, of all engines, and of weights unless the format says
+            another.
+        format: How all engines keep the model: a name of `FORMATS`.
+        variants: Other formats in which Kiln is measured beside it, as bare executables.
         batches: Streams that are decoded at once, each with a bundle of its own.
         prompts: Tokens of the prompts whose prefill is measured.
         context: Tokens before those whose decoding is measured.
@@ -71,6 +73,7 @@ class Workload:
         crowd: A prompt among streams, with and without chunks; None leaves it out.
         prefix: Prompts that begin alike, with and without a cache of prefixes; None leaves it out.
         stepwise: Those of `batches` that are decoded without async scheduling, too.
+        is_served: Whether streams through gRPC are measured, too, or bare executables alone.
     """
 
     name: str
@@ -82,21 +85,39 @@ class Workload:
     length: int
     rounds: int
     steps: int
+    format: str = PLAIN
+    variants: tuple[str, ...] = ()
     raced: tuple[int, ...] = ()
     few_rounds: int = 1
     crowd: Crowd | None = None
     prefix: SharedPrefix | None = None
     stepwise: tuple[int, ...] = ()
+    is_served: bool = True
     num_threads: int = 2
+
+    @property
+    def bare_engines(self) -> dict[str, Format]:
+        """The formats whose executables are measured by themselves, by the prefix of their figures' names."""
+        return {BARE: FORMATS[self.format], **{name: FORMATS[name] for name in self.variants}}
+
+    @property
+    def peers(self) -> Mapping[str, str]:
+        """The peers that are measured, and their words for the format."""
+        return FORMATS[self.format].peers if self.raced else {}
 
     @property
     def bundles(self) -> dict[str, dict[str, Any]]:
         """The InferenceConfig of each bundle, by its name."""
-        bundles = {decode_bundle(batch): self._configure(batch, self.length, (self.context,)) for batch in self.batches}
-        if self.prompts:
-            crowd = self.crowd or Crowd(streams=0, prompt=self.prompts[-1], chunk=self.prompts[0])
-            buckets = tuple(sorted({*self.prompts, crowd.prompt, crowd.chunk}))
-            bundles[PREFILL] = self._configure(crowd.streams + 1, crowd.prompt + CROWD_ROOM, buckets)
+        bundles: dict[str, dict[str, Any]] = {}
+        for engine in self.bare_engines:
+            for batch in self.batches:
+                prompts = (self.context if self.is_served else min(self.context, MAX_BARE_PROMPT),)
+                bundles[decode_bundle(batch, engine)] = self._configure(batch, self.length, prompts, engine)
+            if self.prompts:
+                crowd = self.crowd or Crowd(streams=0, prompt=self.prompts[-1], chunk=self.prompts[0])
+                buckets = tuple(sorted({*self.prompts, crowd.prompt, crowd.chunk}))
+                length = crowd.prompt + CROWD_ROOM
+                bundles[prefill_bundle(engine)] = self._configure(crowd.streams + 1, length, buckets, engine)
         if self.prefix is not None:
             bundles[PREFIXES] = self._configure_prefixes(self.prefix)
         return bundles
@@ -111,6 +132,10 @@ class Workload:
         if self.stepwise:
             switches[ASYNC] = Switch("async scheduling", ("--async-scheduling",), ("--no-async-scheduling",))
         return switches
+
+    def find_dtype(self, engine: str) -> str:
+        """The dtype of an engine's activations."""
+        return self.bare_engines.get(engine, FORMATS[PLAIN]).dtype or self.dtype
 
     def count_steps(self, batch: int) -> int:
         """Decode steps of one measurement of so many streams."""
@@ -139,7 +164,7 @@ class Workload:
     def _configure_prefixes(self, prefix: SharedPrefix) -> dict[str, Any]:
         longest = prefix.shared + prefix.own
         length = longest + prefix.block
-        config = self._configure(1, length, (prefix.own, longest))
+        config = self._configure(1, length, (prefix.own, longest), BARE)
         config["neuron_config"] |= {
             "is_block_kv_layout": True,
             "is_prefix_caching": True,
@@ -149,23 +174,28 @@ class Workload:
         }
         return config
 
-    def _configure(self, batch: int, length: int, prompts: tuple[int, ...]) -> dict[str, Any]:
+    def _configure(self, batch: int, length: int, prompts: tuple[int, ...], engine: str) -> dict[str, Any]:
         return {
             "neuron_config": {
                 "seq_len": length,
                 "max_context_length": prompts[-1],
                 "batch_size": batch,
                 "ctx_batch_size": 1,
-                "torch_dtype": self.dtype,
+                "torch_dtype": self.find_dtype(engine),
                 "enable_bucketing": True,
                 "context_encoding_buckets": list(prompts),
                 "token_generation_buckets": [length],
                 "is_continuous_batching": True,
                 "on_device_sampling_config": {"dynamic": True},
+                **self.bare_engines[engine].config,
             }
         }
 
 
+#: The engine that runs the executables of the workload's own format by themselves.
+BARE: Final = "bare"
+#: Tokens of the longest prompt of a bundle that only decodes, so that none is compiled for a long context.
+MAX_BARE_PROMPT: Final = 32
 #: Name of the bundle whose prefill is measured, among streams, too.
 PREFILL: Final = "prefill"
 #: Name of the bundle that caches prefixes.
@@ -177,9 +207,18 @@ CHUNKS: Final = "chunks"
 ASYNC: Final = "async"
 
 
-def decode_bundle(batch: int) -> str:
-    """Name of the bundle that decodes so many streams at once."""
-    return f"batch{batch}"
+def decode_bundle(batch: int, engine: str = BARE) -> str:
+    """Name of the bundle with which an engine decodes so many streams at once."""
+    return _name_bundle(engine, f"batch{batch}")
+
+
+def prefill_bundle(engine: str = BARE) -> str:
+    """Name of the bundle with which an engine computes prompts."""
+    return _name_bundle(engine, PREFILL)
+
+
+def _name_bundle(engine: str, what: str) -> str:
+    return what if engine == BARE else f"{engine}-{what}"
 
 
 #: The shape of the published models of 160 M parameters.
@@ -247,37 +286,85 @@ LARGE: Final = Workload(
 LARGE_DECODE: Final = replace(LARGE, name="1b-bfloat16-decode", batches=(1,), prompts=(), raced=())
 #: A run takes about half an hour with all of them.
 DEFAULT: Final = (_small("float32"), _small("bfloat16"), LARGE_DECODE)
+
+
+def _decode_caches(workload: Workload, length: int) -> Workload:
+    """Decodes as many streams as a workload does at most, close to a length, with caches of both formats."""
+    return replace(
+        workload,
+        name=f"{workload.name}-caches",
+        batches=workload.batches[-1:],
+        prompts=(),
+        context=length - workload.length + workload.context,
+        length=length,
+        raced=(),
+        variants=("int8-cache",),
+    )
+
+
+def _vary_formats(workload: Workload, *, cache_length: int) -> tuple[Workload, ...]:
+    """A bare workload in each format of weights, beside its peers; in each dtype; and with each format of caches."""
+    return (
+        replace(workload, name=f"{workload.name}-int8", format="int8"),
+        replace(workload, name=f"{workload.name}-int4", format="int4", variants=("int4-by-32",)),
+        replace(workload, name=f"{workload.name}-dtypes", raced=(), variants=("bfloat16", "float16")),
+        _decode_caches(workload, cache_length),
+    )
+
+
+_FORMATS_BASE: Final = Workload(
+    name="160m",
+    model=_SMALL,
+    dtype="float32",
+    batches=(1, 4, 16),
+    prompts=(128, 512),
+    context=32,
+    length=128,
+    rounds=5,
+    steps=40,
+    raced=(1, 4, 16),
+    few_rounds=3,
+    is_served=False,
+)
+#: Quantized weights and caches beside full precision: no more than bare executables and peers.
+FORMAT_WORKLOADS: Final = _vary_formats(_FORMATS_BASE, cache_length=4096)
+#: Without what 24 GiB do not hold beside each other: all dtypes, and caches of float32.
+LARGE_FORMATS: Final = _vary_formats(
+    replace(_FORMATS_BASE, name="1b", model=_LARGE, dtype="bfloat16", rounds=3, steps=24, few_rounds=2),
+    cache_length=4096,
+)[:2]
+
+_TINY_BASE: Final = Workload(
+    name="tiny",
+    model=_TINY,
+    dtype="float32",
+    batches=(1, 4),
+    prompts=(32, 64),
+    context=16,
+    length=64,
+    rounds=2,
+    steps=16,
+    raced=(1, 4),
+)
 _TINY_MODELS: Final = tuple(
-    Workload(
+    replace(
+        _TINY_BASE,
         name=f"tiny-{dtype}",
-        model=_TINY,
         dtype=dtype,
-        batches=(1, 4),
-        prompts=(32, 64),
-        context=16,
-        length=64,
-        rounds=2,
-        steps=16,
-        raced=(1, 4),
         crowd=Crowd(streams=2, prompt=64, chunk=16, steps=8),
         prefix=SharedPrefix(shared=64, own=16, block=16),
         stepwise=(1, 4),
     )
-    for dtype in ITEM_BYTES
+    for dtype in ("float32", "bfloat16")
 )
 #: A tiny workload of each shape that `DEFAULT` has.
 QUICK: Final = (
     *_TINY_MODELS,
-    replace(
-        _TINY_MODELS[-1],
-        name="tiny-bfloat16-decode",
-        batches=(1,),
-        prompts=(),
-        raced=(),
-        crowd=None,
-        prefix=None,
-        stepwise=(),
-    ),
+    replace(_TINY_BASE, name="tiny-bfloat16-decode", dtype="bfloat16", batches=(1,), prompts=(), raced=()),
 )
+#: A tiny workload of each shape that `FORMAT_WORKLOADS` has.
+QUICK_FORMATS: Final = _vary_formats(replace(_TINY_BASE, rounds=1, is_served=False), cache_length=128)
 #: By name, all that the command line can ask for.
-WORKLOADS: Final = {workload.name: workload for workload in (*DEFAULT, LARGE, *QUICK)}
+WORKLOADS: Final = {
+    workload.name: workload for workload in (*DEFAULT, LARGE, *QUICK, *FORMAT_WORKLOADS, *LARGE_FORMATS, *QUICK_FORMATS)
+}

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import Final
 
-from bench.goals import arithmetic_limit, list_goals, share_of_limit
+from bench.formats import FORMATS, PLAIN
+from bench.goals import list_goals, share_of_limit
 from bench.limits import UNITS
 from bench.machine import describe_machine
 from bench.measurements import Measurements
 from bench.other_load import MAX_OTHERS
 from bench.peers import PEERS
-from bench.plan import ASYNC, CHUNKS, ITEM_BYTES, Crowd, Workload
+from bench.plan import ASYNC, BARE, CHUNKS, Crowd, Workload
 from bench.tables import Row, count_streams, render_table
 
-#: Engines by the prefix of their figures' names.
+#: Engines by the prefix of their figures' names: those of the workload's own format, and Kiln in others.
 _TITLES: Final = {
-    "bare": "Kiln, bare executable",
+    BARE: "Kiln, bare executable",
     "served": "Kiln, through gRPC",
+    **{name: f"Kiln, bare executable, {format_.title}" for name, format_ in FORMATS.items()},
     **{name: peer.title for name, peer in PEERS.items()},
 }
 #: What stands in the place of a figure that there is not.
@@ -104,17 +106,21 @@ def _tables(section: Section) -> Iterator[tuple[str, Row, list[Row]]]:
 
 
 def _title(section: Section) -> str:
-    return f"{section.num_parameters / 1e6:.0f} M parameters, {section.workload.dtype}"
+    workload = section.workload
+    words = [f"{section.num_parameters / 1e6:.0f} M parameters", workload.dtype]
+    words += [FORMATS[name].title for name in (workload.format,) if name != PLAIN]
+    beside = " and ".join(FORMATS[name].title for name in workload.variants)
+    return ", ".join(words) + (f", beside {beside}" if beside else "")
 
 
 def _introduce(section: Section) -> str:
     workload, shape = section.workload, section.workload.model
-    size_bytes = section.num_read * ITEM_BYTES[workload.dtype]
+    reads = section.measured.reads.get(BARE)
+    size = "" if reads is None else f"A decode step reads {reads.weights_bytes / 1e6:.0f} MB of weights.\n"
     return (
         f"{shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}, {shape['num_attention_heads']} heads on "
         f"{shape['num_key_value_heads']} KV heads, vocabulary {shape['vocab_size']};\n"
-        f"{workload.num_threads} threads for everything, {workload.rounds} rounds. "
-        f"A decode step reads {size_bytes / 1e6:.0f} MB of weights.\n"
+        f"{workload.num_threads} threads for everything, {workload.rounds} rounds. {size}"
         "The limit of a step is its arithmetic at the rate of its unit, or its weights, keys and values at the\n"
         "bandwidth, whichever takes longer."
     )
@@ -162,16 +168,14 @@ def _engine_rows(section: Section, figure: str, tokens: int) -> list[Row]:
         name = f"{engine}.{figure}"
         if not measured.has(name):
             continue
-        bare, limits = f"bare.{figure}", (arithmetic_limit(measured, section.workload), "limit.read")
+        bare = f"{BARE}.{figure}"
         relative = f"{measured.relate(truediv, name, bare):.2f}" if measured.has(name, bare) else _NONE
-        share = (
-            f"{share_of_limit(measured, section.workload, section.num_read, name):.2f}"
-            if measured.has(name, *limits)
-            else _NONE
-        )
+        share = share_of_limit(measured, section.workload, section.num_read, name)
         cpu = f"{measured.typical(f'{name}.cpu') * 1e3:.1f} ms"
         rate = f"{tokens / measured.typical(name):.0f}"
-        rows.append((title, _milliseconds(measured, name), rate, cpu, relative, share))
+        rows.append(
+            (title, _milliseconds(measured, name), rate, cpu, relative, _NONE if share is None else f"{share:.2f}")
+        )
     return rows
 
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 
 from bench.limits import Limits
-from bench.measurements import Measurements
+from bench.measurements import Measurements, Reads
 from bench.other_load import OtherLoad
 from bench.peers import PEERS
-from bench.plan import PREFILL, PREFIXES, Workload, decode_bundle
+from bench.plan import PREFILL, PREFIXES, Workload, decode_bundle, prefill_bundle
 from bench.profile import profile
 from bench.services import compile_bundle, deployed, measure_streams, running_services, swap_weights
 from bench.switches import SwitchedServers
@@ -44,14 +44,12 @@ class Run:
         self._limits = Limits(work)
         self._services = stack.enter_context(running_services(work / "home", self._model.parent))
         self._digests = self._compile()
-        say("loading")
-        for attempt in ("first", "again"):
-            with deployed(self._services, next(iter(self._digests.values())), workload.num_threads) as load_s:
-                measured.once[f"load.{attempt}"] = load_s
+        if workload.is_served:
+            self._measure_loads()
         # As in a rank: the same number of threads, which wait in the same way.
         self._bare = self._start("bench.bare", environment=thread_environment(workload.num_threads, num_ranks=1))
         digests = {name: digest for name, digest in self._digests.items() if name != PREFIXES}
-        self._bare.call("load", store=str(work / "home" / "store"), digests=digests, num_threads=workload.num_threads)
+        self._load_bare(digests)
         self._clients, self._raw = self._start("bench.streams"), self._start("bench.raw_stream")
         self._switched = SwitchedServers(
             workload=workload,
@@ -64,17 +62,21 @@ class Run:
         self._peers: dict[str, Worker] = {}
         measured.notes["Kiln"] = f"torch {torch.__version__}, {workload.dtype}, keys and values {workload.dtype}"
 
+    def _measure_loads(self) -> None:
+        for attempt in ("first", "again"):
+            digest = next(iter(self._digests.values()))
+            with deployed(self._services, digest, self._workload.num_threads) as load_s:
+                self.measured.once[f"load.{attempt}"] = load_s
+
     def add_peer(self, name: str) -> None:
-        """Starts a peer. If it is missing or does not work, the run leaves it out and the page says why."""
+        """Starts a peer. If it does not work, the run leaves it out and the page says why."""
         peer, workload, measured = PEERS[name], self._workload, self.measured
-        if not peer.python.exists():
-            measured.failures[peer.title] = "not installed: `python -m bench.peers.install`"
-            return
         say(f"starting {name}")
         sizes = {"max_rows": max(workload.raced), "max_length": workload.length, "max_prompt": workload.prompts[-1]}
         worker = self._start(peer.module, python=str(peer.python))
         with measured.attempt(peer.title):
             options: dict[str, Any] = {"dtype": workload.dtype, "num_threads": workload.num_threads, **sizes}
+            options |= {"weights": workload.peers[name]}
             note = worker.call("load", timeout_s=_LOAD_TIMEOUT_S, model=str(self._model), **options)
             worker.call("prefill", tokens=8, steps=1)
             measured.notes[name] = note
@@ -93,15 +95,20 @@ class Run:
         for tokens in workload.prompts:
             if workload.is_measured(number, takes_long=tokens != workload.prompts[0]):
                 self._measure_prefill(tokens)
-        if workload.is_measured(number, takes_long=True):
-            self._measure_switches()
+        if workload.is_served:
+            if workload.is_measured(number, takes_long=True):
+                self._measure_switches()
+            self._measure_raw_stream()
+        shares = load.measure()
+        measured.add("others", shares.others)
+        measured.add("stolen", shares.stolen)
+
+    def _measure_raw_stream(self) -> None:
+        measured, workload = self.measured, self._workload
         with measured.attempt("raw stream"):
             measured.add("raw", self._raw.call("measure", tokens=_RAW_MESSAGES))
             interval_s = measured.this_round(f"served.decode.{workload.batches[0]}")
             measured.add("raw.paced", self._raw.call("measure", tokens=2 * workload.steps, interval_s=interval_s))
-        shares = load.measure()
-        measured.add("others", shares.others)
-        measured.add("stolen", shares.stolen)
 
     def profile(self) -> None:
         """Samples what the processors do during steps."""
@@ -129,6 +136,15 @@ class Run:
                 digests[name] = bundle.digest
         return digests
 
+    def _load_bare(self, digests: Mapping[str, str]) -> None:
+        say("loading")
+        words = {"store": str(self._work / "home" / "store"), "num_threads": self._workload.num_threads}
+        reads = self._bare.call("load", digests=digests, **words)
+        for engine in self._workload.bare_engines:
+            for batch in self._workload.batches:
+                if (name := decode_bundle(batch, engine)) in reads:
+                    self.measured.reads[engine] = Reads(**reads[name])
+
     def _measure_limits(self) -> None:
         add = self.measured.add
         for name, limit in self._limits.measure(1).items():
@@ -141,9 +157,18 @@ class Run:
         workload, measured, name = self._workload, self.measured, decode_bundle(batch)
         what = f"decode of {count_streams(batch)}"
         steps, position = workload.count_steps(batch), workload.decode_position(batch)
-        with measured.attempt(f"{what}, bare"):
-            answer = self._bare.call("decode", name=name, position=position, steps=steps)
-            measured.add_steps(f"bare.decode.{batch}", answer)
+        for engine in workload.bare_engines:
+            with measured.attempt(f"{what}, {engine}"):
+                options = {"position": position, "steps": steps}
+                answer = self._bare.call("decode", name=decode_bundle(batch, engine), **options)
+                measured.add_steps(f"{engine}.decode.{batch}", answer)
+        if workload.is_served:
+            self._measure_deployed(what, batch, name)
+        if batch in workload.raced:
+            self._race(what, f"decode.{batch}", "decode", rows=batch, context=workload.context, steps=steps)
+
+    def _measure_deployed(self, what: str, batch: int, name: str) -> None:
+        workload, measured = self._workload, self.measured
         with (
             measured.attempt(f"{what}, through gRPC"),
             deployed(self._services, self._digests[name], workload.num_threads),
@@ -151,8 +176,6 @@ class Run:
             self._measure_served(batch)
             if batch == workload.batches[0]:
                 measured.add("pause", swap_weights(self._services, self._digests[name]))
-        if batch in workload.raced:
-            self._race(what, f"decode.{batch}", "decode", rows=batch, context=workload.context, steps=steps)
 
     def _measure_served(self, batch: int) -> None:
         measured = self.measured
@@ -166,9 +189,10 @@ class Run:
 
     def _measure_prefill(self, tokens: int) -> None:
         what, steps = f"prefill of {tokens} tokens", self._workload.count_prefills(tokens)
-        with self.measured.attempt(f"{what}, bare"):
-            answer = self._bare.call("prefill", name=PREFILL, tokens=tokens, steps=steps)
-            self.measured.add_steps(f"bare.prefill.{tokens}", answer)
+        for engine in self._workload.bare_engines:
+            with self.measured.attempt(f"{what}, {engine}"):
+                answer = self._bare.call("prefill", name=prefill_bundle(engine), tokens=tokens, steps=steps)
+                self.measured.add_steps(f"{engine}.prefill.{tokens}", answer)
         self._race(what, f"prefill.{tokens}", "prefill", tokens=tokens, steps=steps)
 
     def _race(self, what: str, figure: str, action: str, **options: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.plan import ITEM_BYTES, Workload
+from bench.measurements import Reads
+from bench.plan import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,18 @@ class Work:
         return max(self.operations / rate, self.size_bytes / bandwidth)
 
 
-def decode_work(workload: Workload, parameters: int, batch: int) -> Work:
-    """The work of one token for each stream. A step reads `parameters`: all but other tokens' embeddings."""
+def decode_work(workload: Workload, parameters: int, reads: Reads, batch: int) -> Work:
+    """The work of one token for each stream. A step multiplies `parameters`: all but other tokens' embeddings."""
     model, positions = workload.model, batch * (workload.decode_position(batch) + 1)
-    head_size = model["hidden_size"] // model["num_attention_heads"]
-    cached = 2 * positions * model["num_key_value_heads"] * head_size * model["num_hidden_layers"]
     attention = 4 * positions * model["hidden_size"] * model["num_hidden_layers"]
-    return Work(2.0 * batch * parameters + attention, (parameters + cached) * float(ITEM_BYTES[workload.dtype]))
+    return Work(2.0 * batch * parameters + attention, reads.weights_bytes + positions * reads.position_bytes)
 
 
-def prefill_work(workload: Workload, parameters: int, tokens: int) -> Work:
+def prefill_work(workload: Workload, parameters: int, reads: Reads, tokens: int) -> Work:
     """The work of one prompt. Every token passes through the layers, but only the last one needs logits."""
     model = workload.model
     head = model["vocab_size"] * model["hidden_size"]
     pairs = tokens * (tokens + 1) / 2
     attention = 4 * pairs * model["hidden_size"] * model["num_hidden_layers"]
     linear = 2.0 * (tokens * (parameters - head) + head)
-    return Work(linear + attention, parameters * float(ITEM_BYTES[workload.dtype]))
+    return Work(linear + attention, reads.weights_bytes)

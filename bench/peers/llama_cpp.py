@@ -1,4 +1,4 @@
-"""A worker: llama.cpp through llama-cpp-python's bindings of its C interface, in one dtype throughout."""
+"""A worker: llama.cpp through llama-cpp-python's bindings of its C interface, weights quantized or in the one dtype."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from bench.worker import serve, time_steps
 _CACHE_TYPES = {"float32": int(gguf.GGMLQuantizationType.F32), "bfloat16": int(gguf.GGMLQuantizationType.BF16)}
 
 
-def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
-    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs."""
-    path = Path(f"{model}.gguf")
-    if not path.exists():
-        write_gguf(Path(model), path)
+def load(
+    *, model: str, dtype: str, weights: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int
+) -> str:
+    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs.
+
+    `weights` is a type of files as `llama-quantize` names it, such as Q4_K_M; none leaves them in `dtype`. Other
+    arguments: see `bench.eager`.
+    """
     llama_cpp.llama_log_set(_SILENT, None)
     llama_cpp.llama_backend_init()
-    weights = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    path = Path(f"{model}.{weights or dtype}.gguf")
+    if not path.exists():
+        plain = path.with_suffix(".plain") if weights else path
+        write_gguf(Path(model), plain)
+        if weights:
+            _quantize(plain, path, weights, num_threads)
+    loaded = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     sizes = {"decode": (max_rows, max_length), "prefill": (1, max_prompt)}
     for action, (sequences, length) in sizes.items():
         parameters = llama_cpp.llama_context_default_params()
@@ -35,11 +44,12 @@ def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length:
         parameters.n_ubatch = 512
         parameters.n_threads = parameters.n_threads_batch = num_threads
         parameters.type_k = parameters.type_v = _CACHE_TYPES[dtype]
-        context = llama_cpp.llama_init_from_model(weights, parameters)
+        context = llama_cpp.llama_init_from_model(loaded, parameters)
         if not context:
             raise RuntimeError("llama.cpp makes no context of this file")
         _CONTEXTS[action] = context
-    return f"llama-cpp-python {llama_cpp.__version__}, built for this host, {dtype}, keys and values {dtype}"
+    how = f"{weights}, activations in 8 bits as it multiplies them" if weights else dtype
+    return f"llama-cpp-python {llama_cpp.__version__}, built for this host, {how}, keys and values {dtype}"
 
 
 def decode(rows: int, context: int, steps: int) -> dict[str, Any]:
@@ -71,6 +81,16 @@ def prefill(tokens: int, steps: int) -> dict[str, Any]:
 #: By the action that uses it. Each has room for its sequences alone.
 _CONTEXTS: dict[str, Any] = {}
 _SILENT = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
+
+
+def _quantize(plain: Path, path: Path, weights: str, num_threads: int) -> None:
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{weights}")
+    options.nthread = num_threads
+    code = llama_cpp.llama_model_quantize(str(plain).encode(), str(path).encode(), ctypes.byref(options))
+    plain.unlink()
+    if code != 0:
+        raise RuntimeError(f"llama_model_quantize answered {code}")
 
 
 def _clear(context: Any) -> None:

@@ -1,4 +1,4 @@
-"""A worker: OpenVINO GenAI, in one dtype throughout."""
+"""A worker: OpenVINO GenAI, weights compressed or in the one dtype."""
 
 from __future__ import annotations
 
@@ -17,32 +17,36 @@ from bench.worker import serve
 _PRECISIONS: Final = {"float32": "f32", "bfloat16": "bf16"}
 
 
-def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
-    """Converts the checkpoint with optimum-intel, without quantizing, and loads it; returns a note on how it runs."""
+#: NNCF's compression of weights, by the word for it: symmetric with a scale for each output, or with a scale and a zero
+#: point for each group of inputs. The output layer, too, which by default stays at 8 bits, because it is ours, too.
+_COMPRESSIONS: Final[dict[str, dict[str, Any]]] = {
+    "int8": {"bits": 8, "sym": True},
+    "int4": {"bits": 4, "sym": False, "group_size": 128, "ratio": 1.0, "all_layers": True},
+}
+
+
+def load(
+    *, model: str, dtype: str, weights: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int
+) -> str:
+    """Converts the checkpoint with optimum-intel, unless that was done, and loads it; returns a note on how it runs.
+
+    `weights` is a name of `_COMPRESSIONS`; none leaves them in `dtype`. Other arguments: see `bench.eager`.
+    """
     del max_rows, max_length, max_prompt
-    directory = Path(f"{model}-openvino")
+    directory = Path(f"{model}-openvino-{weights or dtype}")
     if not directory.exists():
-        from optimum.intel import OVModelForCausalLM  # noqa: PLC0415 - loads for seconds
-        from transformers import AutoTokenizer  # noqa: PLC0415
-
-        converted = OVModelForCausalLM.from_pretrained(model, export=True, compile=False, load_in_8bit=False)
-        converted.save_pretrained(directory)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        from openvino_tokenizers import convert_tokenizer  # noqa: PLC0415
-
-        for part, name in zip(
-            convert_tokenizer(tokenizer, with_detokenizer=True), ("tokenizer", "detokenizer"), strict=True
-        ):
-            openvino.save_model(part, directory / f"openvino_{name}.xml")
+        _convert(model, directory, weights)
     precision = _PRECISIONS[dtype]
     properties = {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": precision,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         "INFERENCE_NUM_THREADS": num_threads,
     }
+    if not weights:  # else as by default, in which it multiplies quantized weights fastest
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     _LOADED.append(openvino_genai.LLMPipeline(str(directory), "CPU", **properties))
-    return f"openvino-genai {openvino_genai.__version__.split('-')[0]}, {dtype}, keys and values {dtype}"
+    how = f"{weights} {_COMPRESSIONS[weights]}, activations as by default" if weights else dtype
+    return f"openvino-genai {openvino_genai.__version__.split('-')[0]}, {how}, keys and values {dtype}"
 
 
 def decode(rows: int, context: int, steps: int) -> dict[str, Any]:
@@ -65,6 +69,21 @@ def prefill(tokens: int, steps: int) -> dict[str, Any]:
     _generate(1, tokens, 1)
     measured = [_generate(1, tokens, 1) for _ in range(steps)]
     return {"wall_s": [one[0] for one in measured], "cpu_s": sum(one[1] for one in measured) / steps}
+
+
+def _convert(model: str, directory: Path, weights: str) -> None:
+    from openvino_tokenizers import convert_tokenizer  # noqa: PLC0415
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig  # noqa: PLC0415 - loads for seconds
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    compression: dict[str, Any] = {"load_in_8bit": False}
+    if weights:
+        compression = {"quantization_config": OVWeightQuantizationConfig(**_COMPRESSIONS[weights])}
+    converted = OVModelForCausalLM.from_pretrained(model, export=True, compile=False, **compression)
+    converted.save_pretrained(directory)
+    parts = convert_tokenizer(AutoTokenizer.from_pretrained(model), with_detokenizer=True)
+    for part, name in zip(parts, ("tokenizer", "detokenizer"), strict=True):
+        openvino.save_model(part, directory / f"openvino_{name}.xml")
 
 
 def _generate(rows: int, context: int, tokens: int) -> tuple[float, float, Any]:

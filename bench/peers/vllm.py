@@ -23,8 +23,11 @@ os.environ |= {
 }
 
 
-def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
+def load(
+    *, model: str, dtype: str, weights: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int
+) -> str:
     """Loads a checkpoint; returns a note on how it runs. Arguments: see `bench.eager`."""
+    assert weights == "", "a format of which bench.formats says that the peer has none"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{num_threads - 1}"
     import vllm  # noqa: PLC0415 - reads the environment
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.goals import Goal, list_goals, share_of_limit
-from bench.measurements import Measurements
-from bench.plan import QUICK
+from bench.measurements import Measurements, Reads
+from bench.plan import QUICK, QUICK_FORMATS
 from bench.profile import group
 from bench.report import Section, render
 
@@ -19,6 +19,7 @@ def measured() -> Measurements:
     """Two rounds; the machine was twice as slow in the second."""
     measured = Measurements(once={"load.first": 2.0, "load.again": 0.5, "lower.batch4.token_generation_64": 9.0})
     measured.once |= {"compile.batch4": 20.0, "compile.batch4.cpu": 12.0}
+    measured.reads["bare"] = Reads(weights_bytes=4.0 * PARAMETERS, position_bytes=2048)
     for slowness in (1, 2):
         measured.begin_round()
         for unit, rate in {"read": 40e9, "float32": 200e9}.items():
@@ -120,6 +121,66 @@ def test_the_page_says_whether_the_machine_was_busy(measured: Measurements) -> N
     assert "**The machine was busy.**" not in page_of(measured)
     measured.add("others", 0.25)
     assert "**The machine was busy.** Other processes took up to 25% of the processors" in page_of(measured)
+
+
+#: Bytes and operations a second of what `measure_formats` measures.
+UNITS = {"read": 40e9, "float32": 200e9}
+
+
+def measure_formats(figures: dict[str, float]) -> Measurements:
+    """One round, on a machine that reads 40 GB/s and computes 200 GFLOP/s."""
+    measured = Measurements(reads={"bare": Reads(80e6, 2048), "int8-cache": Reads(80e6, 512)})
+    measured.begin_round()
+    limits = {f"limit.{unit}{of}": rate for unit, rate in UNITS.items() for of in ("", ".alone", ".thread")}
+    for name, figure in (limits | figures).items():
+        measured.add(name, figure)
+        measured.add(f"{name}.cpu", figure)
+    return measured
+
+
+INT8, INT4, DTYPES, CACHES = QUICK_FORMATS
+
+
+def test_quantized_weights_are_compared_with_the_better_peer_and_with_the_bandwidth_of_their_own_bytes() -> None:
+    # 80 MB at 40 GB/s are 2 ms.
+    figures = {"bare.decode.1": 0.0025, "openvino.decode.1": 0.003, "llama_cpp.decode.1": 0.002}
+    figures |= {"bare.prefill.32": 0.01, "llama_cpp.prefill.32": 0.015}
+    goals = {goal.name: goal for goal in list_goals(measure_formats(figures), INT8, PARAMETERS)}
+    assert list(goals) == [
+        "decode, 1 stream, of the time that reading takes at the bandwidth",
+        "decode, 1 stream, rate times the better peer's",
+        "prefill, 32 tokens, rate times the better peer's",
+        "prefill, 64 tokens, rate times the better peer's",
+    ]
+    share, decode, prefill, unmeasured = goals.values()
+    assert (share.figure, share.is_met) == (pytest.approx(0.8, abs=0.01), False)
+    assert (decode.figure, decode.is_met) == (pytest.approx(0.8), False)
+    assert (prefill.figure, prefill.is_met) == (pytest.approx(1.5), True), "the only peer that ran is the better one"
+    assert unmeasured.figure is None
+    (int4,) = list_goals(measure_formats(figures), INT4, PARAMETERS)
+    assert (int4.name, int4.goal) == ("decode, 1 stream, rate times the better peer's", 1.0)
+
+
+def test_formats_of_our_own_are_compared_with_each_other() -> None:
+    halves = {"float16.decode.1": 0.010, "bfloat16.decode.1": 0.008, "float16.decode.4": 0.010}
+    goals = list_goals(measure_formats(halves | {"bfloat16.decode.4": 0.010}), DTYPES, PARAMETERS)
+    figures = {goal.name: (goal.figure, goal.is_met) for goal in goals if goal.figure is not None}
+    assert figures == {
+        "decode, 1 stream, rate of float16 times that of bfloat16": (pytest.approx(0.8), False),
+        "decode, 4 streams, rate of float16 times that of bfloat16": (pytest.approx(1.0), True),
+    }
+
+
+def test_a_page_of_formats_shows_each_with_what_it_reads() -> None:
+    # 4 rows of 85 positions of 200 KiB are 1.74 ms, those of 50 KiB 0.44 ms.
+    measured = measure_formats({"bare.decode.4": 0.004, "int8-cache.decode.4": 0.00201})
+    measured.reads = {name: Reads(0, reads.position_bytes * 100) for name, reads in measured.reads.items()}
+    page = render([Section(CACHES, measured, 100_000_000, 0)], "make bench-formats", duration_s=60)
+    assert "float32, beside int8 keys and values, a scale for each layer" in page
+    assert "| Kiln, bare executable | 4.0 ms (4.0–4.0) | 1000 | 4.0 ms | 1.00 | 0.44 |" in page
+    assert "| Kiln, bare executable, int8 keys and values, a scale for each layer | 2.0 ms" in page
+    assert "| 0.50 | 0.22 |" in page
+    assert "through gRPC" not in page
 
 
 def test_goals_may_be_upper_limits() -> None:
