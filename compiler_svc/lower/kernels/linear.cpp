@@ -51,7 +51,7 @@ inline void multiply_row(
   WeightRow<P> weights[Outputs];
   for (int output = 0; output < Outputs; output++) weights[output] = weight.row(first + output);
   Vector sums[Outputs];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int output = 0; output < Outputs; output++) sums[output] = zero();
   int64_t at = 0;
   constexpr int64_t kStep = kWeightParts<P> * P::kElements;
@@ -61,18 +61,18 @@ inline void multiply_row(
     next += Outputs * kBytes;
     for_parts<P>([&]<int Part>() {
       const Operand activation = P::load(activations + at + Part * P::kElements);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int output = 0; output < Outputs; output++)
         sums[output] = P::add_to(sums[output], activation, weights[output].template load<Part>(at));
     });
   }
   if (kWeightParts<P> == 1 && at < inputs) {
     const Operand activation = P::load_part(activations + at, inputs - at);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int output = 0; output < Outputs; output++)
       sums[output] = P::add_to(sums[output], activation, P::load_part(weights[output].items + at, inputs - at));
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int output = 0; output < Outputs; output++) sums[output] = weight.finish(sums[output], first + output);
   store_sums(out + first, sums);
 }

@@ -19,8 +19,9 @@ struct Products {
   using Item = ItemType;        // of weights
   using Operand = Vector;
   static constexpr int64_t kElements = kLanes;
-  // Of one row at once. An output's additions wait for each other: with 16 bytes of weights each, longer than for memory.
-  static constexpr int kRowOutputs = kLanes * sizeof(Item) < 32 ? 2 : 1;
+  // Of one row at once. An output's additions wait for each other: with 16 bytes of weights each, or 8, longer than for
+  // memory.
+  static constexpr int kRowOutputs = std::max<int>(32 / (kLanes * sizeof(Item)), 1);
   // Whether weights are operands as they lie in memory.
   static constexpr bool kAreItemsFactors = sizeof(Item) == sizeof(float);
   static constexpr int64_t kItemsPerByte = std::is_same_v<Item, Int4> ? 2 : 1;
@@ -99,8 +100,9 @@ struct WeightRow {
     } else {
       constexpr int kFirst = Part * kLanes % 16, kShift = Part * kLanes / 16 * 4;
       const auto* const from = reinterpret_cast<const __m128i*>(items + at / 2 + kFirst);
-      const __m128i bytes = _mm_srli_epi16(kLanes == 16 ? _mm_loadu_si128(from) : _mm_loadl_epi64(from), kShift);
-      const Vector values = widen(_mm_and_si128(bytes, _mm_set1_epi8(15)), typename P::Item{});
+      // Two parts are of the same bytes, which the compiler widens once.
+      const __m128i bytes = kLanes == 16 ? _mm_loadu_si128(from) : _mm_loadl_epi64(from);
+      const Vector values = widen<kShift>(bytes, typename P::Item{});
       const float* const pair = scales + (at >> group_shift) * 2;
       return multiply_add(values, broadcast(pair[0]), broadcast(pair[1]));
     }

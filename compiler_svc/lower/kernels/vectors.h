@@ -69,7 +69,11 @@ inline Vector widen(__m256i halves, BFloat16) {
 }
 inline Vector widen(__m256i halves, Float16) { return _mm512_cvtph_ps(halves); }
 inline Vector widen(__m128i bytes, Int8) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
-inline Vector widen(__m128i bytes, Int4) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
+template <int Shift = 0>  // to the items of the high bits
+inline Vector widen(__m128i bytes, Int4) {
+  const __m512i pairs = _mm512_cvtepu8_epi32(bytes);
+  return _mm512_cvtepi32_ps(Shift > 0 ? _mm512_srli_epi32(pairs, Shift) : _mm512_and_si512(pairs, _mm512_set1_epi32(15)));
+}
 inline Vector widen(__m128i bytes, Float8E4M3) {
   const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
   return _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
@@ -174,7 +178,11 @@ inline Vector widen(__m128i halves, BFloat16) {
 }
 inline Vector widen(__m128i halves, Float16) { return _mm256_cvtph_ps(halves); }
 inline Vector widen(__m128i bytes, Int8) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
-inline Vector widen(__m128i bytes, Int4) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
+template <int Shift = 0>
+inline Vector widen(__m128i bytes, Int4) {
+  const __m256i pairs = _mm256_cvtepu8_epi32(bytes);
+  return _mm256_cvtepi32_ps(Shift > 0 ? _mm256_srli_epi32(pairs, Shift) : _mm256_and_si256(pairs, _mm256_set1_epi32(15)));
+}
 inline Vector widen(__m128i bytes, Float8E4M3) {
   const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
   return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
