@@ -36,6 +36,8 @@ _CONVERTERS: Final = (
     "pyparsing",
     "scikit-learn",
     "joblib",
+    "cloudpickle",
+    "narwhals",
     "threadpoolctl",
     "scipy",
     "tabulate",
