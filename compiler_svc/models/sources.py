@@ -152,6 +152,23 @@ def list_tensors(source: Source) -> list[str]:
     return [name for name, _ in list_shapes(source, ())]
 
 
+def find_place(source: Source, row: int, column: int) -> tuple[str, list[int]]:
+    """The tensor of the checkpoint that has an item of a matrix, and the item's place in it."""
+    match source:
+        case Stored(tensor):
+            return tensor, [row, column]
+        case Transposed(matrix):
+            return find_place(matrix, column, row)
+        case Sliced(whole, start):
+            return find_place(whole, start + row, column)
+        case Joined(parts):
+            for part in parts:
+                if row < part.length:
+                    return find_place(part, row, column)
+                row -= part.length
+    raise AssertionError(f"no tensor has row {row} of {source}")
+
+
 def _map(source: Any, change: Callable[[Stored], Stored | Transposed]) -> Any:
     match source:
         case Stored():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from compiler_svc.models.sources import (
     Source,
     Stored,
     Transposed,
+    find_place,
     list_tensors,
 )
 from compiler_svc.sharding.parts import Block, Values, list_blocks
@@ -58,6 +59,10 @@ class Reader(Protocol):
 
     def check_finite(self, names: Iterable[str]) -> None:
         """Names the first number of some tensors that is not finite."""
+        ...
+
+    def refuse(self, name: str, value: str, accepted: str) -> NoReturn:
+        """Raises the error of a checkpoint whose tensor has a value that is not accepted."""
         ...
 
 
@@ -140,8 +145,37 @@ class SourceReader:
         return partial(_copy_column, self.open(Scales(*arguments, is_spread=True), rank))
 
     def _open_groups(self, source: Quantized, rank: int) -> Groups:
-        check = partial(self._reader.check_finite, list_tensors(source.matrix))
-        return partial(_quantize_groups, FORMATS[source.format], self.open(source.matrix, rank), check)
+        return partial(self._quantize_groups, source, self.open(source.matrix, rank))
+
+    def _quantize_groups(self, source: Quantized, matrix: Values, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Quantizes a block of a matrix, of whole groups: its items, float32 [outputs, inputs], and the scales and zero
+        points of groups, float32 [outputs, groups].
+
+        Zero points are items, because checkpoints have no others. So each group holds 0, and its ends may be cut by
+        half a step.
+        """
+        row = FORMATS[source.format]
+        values = torch.empty([stop - start for start, stop in block])
+        matrix(block, values)
+        if not values.isfinite().all():
+            self._reader.check_finite(list_tensors(source.matrix))
+        groups = values.view(len(values), -1, row.group)
+        least, most = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
+        scales = ((most - least) / row.divisor).clamp_(min=row.least_scale)
+        # What kernels compute: the largest item times the scale.
+        if not (scales * row.divisor).isfinite().all():
+            self._refuse_range(source, block, least[..., 0], most[..., 0])
+        zeros = (-least / scales).round_()
+        codes = (groups / scales + zeros).round_().clamp_(*row.bounds)
+        return codes.flatten(1), scales[..., 0], zeros[..., 0]
+
+    def _refuse_range(self, source: Quantized, block: Block, least: Tensor, most: Tensor) -> NoReturn:
+        """Names the group of a block whose smallest and largest weight, [outputs, groups], are furthest apart."""
+        size, apart = FORMATS[source.format].group, most.double() - least.double()
+        output, group = divmod(int(apart.argmax()), apart.shape[1])
+        name, place = find_place(source.matrix, block[0][0] + output, block[1][0] + group * size)
+        value = f"{least[output, group]:g} to {most[output, group]:g} in the group of {size} weights at {place}"
+        self._reader.refuse(name, value, "groups whose largest and smallest weight differ by a float32")
 
     def _find_kept(self, source: Quantized) -> list[tuple[Sliced, UnpackedMatrix]] | None:
         """The parts of a matrix that the checkpoint has in the source's format; None if one is something else."""
@@ -272,27 +306,6 @@ def _copy_zeros(groups: Groups, row: WeightFormat, num_outputs: int, block: Bloc
     first, last = (number * ITEMS_PER_WORD for number in block[0])
     _, _, zeros = groups(((first, min(last, num_outputs)), _find_inputs(row, 1, block)))
     target.copy_(_join_words(zeros.t()).t())
-
-
-def _quantize_groups(
-    row: WeightFormat, matrix: Values, check: Callable[[], None], block: Block
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantizes a block of a matrix, of whole groups: its items, float32 [outputs, inputs], and the scales and zero
-    points of groups, float32 [outputs, groups].
-
-    Zero points are items, because checkpoints have no others. So each group holds 0, and its ends may be cut by half a
-    step.
-    """
-    values = torch.empty([stop - start for start, stop in block])
-    matrix(block, values)
-    if not values.isfinite().all():
-        check()
-    groups = values.view(len(values), -1, row.group)
-    least, most = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
-    scales = ((most - least) / row.divisor).clamp_(min=row.least_scale)
-    zeros = (-least / scales).round_()
-    codes = (groups / scales + zeros).round_().clamp_(*row.bounds)
-    return codes.flatten(1), scales[..., 0], zeros[..., 0]
 
 
 def _pack(codes: Tensor) -> Tensor:

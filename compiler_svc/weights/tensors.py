@@ -9,7 +9,7 @@ from functools import lru_cache
 from mmap import PAGESIZE
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -90,7 +90,11 @@ class TensorReader:
                     index = start + int(invalid[0])
                     place = [int(number) for number in torch.unravel_index(torch.tensor(index), tensor.shape)]
                     value = f"{float(items[index])} at {place}"
-                    raise CheckpointInvalid(self._checkpoint.path, name, value, "finite numbers")
+                    self.refuse(name, value, "finite numbers")
+
+    def refuse(self, name: str, value: str, accepted: str) -> NoReturn:
+        """Raises `CheckpointInvalid` for a tensor that has a value which is not accepted."""
+        raise CheckpointInvalid(self._checkpoint.path, name, value, accepted)
 
     def _changed(self, header: TensorHeader, detail: str) -> CheckpointInvalid:
         value = f"changed since it was opened ({detail})"

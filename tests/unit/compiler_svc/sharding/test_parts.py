@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterable
+from typing import NoReturn
 
 import pytest
 import torch
@@ -28,6 +29,9 @@ class Unquantized(dict[str, torch.Tensor]):
 
     def check_finite(self, names: Iterable[str]) -> None:
         pass
+
+    def refuse(self, name: str, value: str, accepted: str) -> NoReturn:
+        raise AssertionError(f"{name}: {value}; accepted: {accepted}")
 
 
 @given(shape=SHAPES, max_items=st.integers(1, 40))

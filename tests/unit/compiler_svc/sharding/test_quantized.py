@@ -155,3 +155,27 @@ def test_numbers_that_no_scale_fits_are_named(name: str, value: float, tmp_path:
         load_shard(tiny.plan(description=description), tiny.checkpoint)
     (violation,) = caught.value.violations
     assert (violation.field, violation.value, violation.accepted) == (matrix, f"{value} at [2, 3]", "finite numbers")
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_groups_wider_than_float32_are_named(architecture: str, tmp_path: Path) -> None:
+    """GPT-2 stores inputs before outputs. The checkpoint names one projection, of which the model has three parts."""
+    sizes = {"hidden_size": 64} if architecture.startswith("Llama") else {"n_embd": 64, "n_head": 2}
+    tiny = write_tiny_model(tmp_path, sizes, architecture=architecture)
+    is_transposed = architecture.startswith("GPT2")
+    matrix = "transformer.h.1.attn.c_attn.weight" if is_transposed else "model.layers.1.self_attn.v_proj.weight"
+    output = 2 * 64 + 5 if is_transposed else 5
+    rows = tiny.model.get_parameter(matrix).data
+    outputs = rows.t() if is_transposed else rows
+    outputs[output, 33:35] = torch.tensor([3e38, -3e38])
+    # One end may be as large as it likes.
+    outputs[0, 0] = 3e38
+    tiny.model.save_pretrained(tmp_path)
+    changes = ModelChanges(fuses_qkv=True, quantization=Quantization(format="int4_by_32"))
+    description = changes.apply(describe_model(tiny.checkpoint.config))
+    with pytest.raises(CheckpointInvalid) as caught:
+        load_shard(tiny.plan(description=description), tiny.checkpoint)
+    (violation,) = caught.value.violations
+    place = [32, output] if is_transposed else [output, 32]
+    assert (violation.field, violation.value) == (matrix, f"-3e+38 to 3e+38 in the group of 32 weights at {place}")
+    assert violation.accepted == "groups whose largest and smallest weight differ by a float32"
