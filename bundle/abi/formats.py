@@ -50,6 +50,13 @@ class WeightFormat:
         """Smallest and largest value of an item."""
         return ITEM_BOUNDS[self.item]
 
+    @property
+    def title(self) -> str:
+        """What people are told."""
+        if self.group:
+            return f"int4, two scales for each group of {self.group} inputs"
+        return f"{self.item}, {'a scale for each output' if self.is_per_channel else 'one scale'}"
+
 
 #: Sizes of groups, the best first.
 GROUPS: Final = (128, 64, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from kiln.compiler.v1 import compiler_pb2 as pb
@@ -85,8 +86,14 @@ def _rank_to_pb(rank: int, memory: RankMemory, limit_bytes: int) -> pb.RankPlan:
         weight_groups=[
             pb.WeightGroup(name=name, size_bytes=_int64(size)) for name, size in memory.weight_groups.items()
         ],
+        kept_weights=_kept_to_pb(memory.kept_weights),
+        kept_kv=_kept_to_pb(memory.kept_kv),
         **{name: _int64(getattr(memory, name)) for name in parts},
     )
+
+
+def _kept_to_pb(kept: Mapping[str, int]) -> list[pb.KeptBytes]:
+    return [pb.KeptBytes(format=name, size_bytes=_int64(size)) for name, size in kept.items()]
 
 
 def _int64(size_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +19,7 @@ from compiler_svc.planning.weights import (
     item_bytes_of,
     measure_adapters,
     measure_draft_weights,
+    measure_kept_weights,
     measure_medusa_heads,
     measure_weights,
 )
@@ -35,10 +37,15 @@ _NUM_SCRATCH: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one rank; all ranks need the same. Activations are those of the largest step; code is estimated."""
+    """Bytes of one rank; all ranks need the same. Activations are those of the largest step; code is estimated.
+
+    Weights are measured by group, and but for those of a draft by what they are kept as, which is a dtype or the title
+    of a format; keys and values by dtype.
+    """
 
     weight_groups: Mapping[str, int]
-    kv_bytes: int
+    kept_weights: Mapping[str, int]
+    kept_kv: Mapping[str, int]
     activation_bytes: int
     code_bytes: int
     lora_bytes: int
@@ -47,6 +54,11 @@ class RankMemory:
     def weights_bytes(self) -> int:
         """Bytes of all weight groups."""
         return sum(self.weight_groups.values())
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(self.kept_kv.values())
 
     @property
     def total_bytes(self) -> int:
@@ -95,43 +107,49 @@ class MemoryModel:
         self._has_rings = target.has_rings
         self._skips_idle = target.skips_idle
         self._descriptions: dict[ModelChanges, ModelDescription] = {}
-        self._weights: dict[tuple[object, ...], dict[str, int]] = {}
+        self._weights: dict[tuple[object, ...], tuple[Mapping[str, int], Mapping[str, int]]] = {}
 
     def measure(self, config: InferenceConfig) -> RankMemory:
         """Measures the memory of a rank."""
         neuron, model = config.neuron_config, self._model.description
-        kv_bytes = self._measure_kv(model, neuron)
+        kept_kv = self._measure_kv(model, neuron)
         submodels = describe_submodels(neuron)
         activation_bytes = measure_activations(model, neuron, submodels)
         num_layers = len(model.layers)
         if self._draft is not None:
             # One executable holds the steps of both models, which run one after the other.
             draft = draft_config(config)
-            kv_bytes += self._measure_kv(self._draft.description, draft)
+            kept_kv += self._measure_kv(self._draft.description, draft)
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
             num_layers += len(self._draft.description.layers)
         # Executables with equal graphs are one file, which a rank loads once.
         num_files = sum(submodel.count_graphs(skips_idle=self._skips_idle) for submodel in submodels)
+        weight_groups, kept_weights = self._measure_weights(config)
+        is_copied = self._format.state_convention == "functional"
         return RankMemory(
-            weight_groups=self._measure_weights(config),
-            kv_bytes=kv_bytes,
-            activation_bytes=activation_bytes + (kv_bytes if self._format.state_convention == "functional" else 0),
+            weight_groups=weight_groups,
+            kept_weights=kept_weights,
+            kept_kv=kept_kv,
+            activation_bytes=activation_bytes + (kept_kv.total() if is_copied else 0),
             code_bytes=num_files * (self._format.fixed_code_bytes + self._format.layer_code_bytes * num_layers),
             lora_bytes=measure_adapters(
                 model, neuron, num_adapters=self._adapters.num_on_device, largest_rank=self._adapters.largest_rank
             ),
         )
 
-    def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> int:
+    def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> Counter[str]:
         return measure_kv(model, config, has_rings=self._has_rings)
 
-    def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
+    def _measure_weights(self, config: InferenceConfig) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Measures groups, and what is kept in each way."""
         neuron = config.neuron_config
         changes = choose_changes(neuron)
         key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, changes)
         if key not in self._weights:
-            groups = measure_weights(self._plan_weights(self._describe(changes), neuron))
-            self._weights[key] = groups | {"draft": self._measure_draft(config)}
+            description = self._describe(changes)
+            plan = self._plan_weights(description, neuron)
+            groups = measure_weights(plan) | {"draft": self._measure_draft(config)}
+            self._weights[key] = groups, measure_kept_weights(description, plan)
         return self._weights[key]
 
     def _describe(self, changes: ModelChanges) -> ModelDescription:
@@ -188,8 +206,8 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
     )
 
 
-def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool) -> int:
-    """Measures the KV cache of one rank, in bytes; all ranks need the same.
+def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool) -> Counter[str]:
+    """Measures the KV cache of one rank by dtype, in bytes; all ranks need the same.
 
         slots:   (max_batch_size + 1 scratch row) * positions
         blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
@@ -201,13 +219,13 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool
     """
     ring_step = count_ring_step(config) if has_rings else 0
     states = map(choose_changes(config).change_state, model.states)
-    kv_bytes = sum(
-        _count_positions(state, config, ring_step)
-        * state.heads.layout(config.tp_degree).num_kv_heads
-        * sum(row.size * item_bytes_of(row.dtype) for row in state.rows(config.torch_dtype))
-        for state in states
-    )
-    return kv_bytes + _measure_hidden_states(model, config)
+    kept: Counter[str] = Counter()
+    for state in states:
+        num_places = _count_positions(state, config, ring_step) * state.heads.layout(config.tp_degree).num_kv_heads
+        for row in state.rows(config.torch_dtype):
+            kept[row.dtype] += num_places * row.size * item_bytes_of(row.dtype)
+    # Without hidden states, no bytes are no row.
+    return kept + Counter({config.torch_dtype: _measure_hidden_states(model, config)})
 
 
 def _count_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:

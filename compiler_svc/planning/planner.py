@@ -31,7 +31,7 @@ from compiler_svc.planning.checkpoint_quantization import read_quantization
 from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.graph_check import GraphCheck, check_graphs, require_checks
-from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
+from compiler_svc.planning.memory import MemoryModel, PlannedModel, RankMemory, read_model
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
 from compiler_svc.planning.variation import Variations
@@ -48,6 +48,9 @@ from targets.registry import TARGETS
 _UNCHECKED_GRAPHS: Final = (
     "target.kind: the check of graphs for what neuronx-cc refuses has not run, because check_graphs is not set; a "
     "compile runs it on each graph before neuronx-cc is called"
+)
+_STORED_FLOAT8: Final = (
+    "target.kind: float8 saves memory on cpu and no arithmetic, because processors of x86-64 do not multiply it"
 )
 
 
@@ -150,7 +153,7 @@ class Planner:
             hints=resolution.hints,
             warnings=(
                 *_without_hints(resolution),
-                *_find_warnings(request, target, checkpoint, config),
+                *_find_warnings(request, target, checkpoint, config, memory),
                 *find_unmatched(config, model.description, None if draft is None else draft.description),
                 *adapters.notes,
             ),
@@ -245,7 +248,7 @@ def _resolve(
 
 
 def _find_warnings(
-    request: PlanRequest, target: Target | None, checkpoint: Checkpoint, config: InferenceConfig
+    request: PlanRequest, target: Target | None, checkpoint: Checkpoint, config: InferenceConfig, memory: RankMemory
 ) -> Iterator[str]:
     if note := TARGETS[request.target_kind].note:
         yield note
@@ -255,6 +258,8 @@ def _find_warnings(
         yield from warn_of_unused_instructions(request, target)
     if target is not None and target.kind != CPU.kind:
         yield from _warn_of_uncompiled(request, checkpoint)
+    if request.target_kind == CPU.kind and any("float8" in one for one in (*memory.kept_weights, *memory.kept_kv)):
+        yield _STORED_FLOAT8
     if checkpoint.is_pickled:
         yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
     yield from find_warnings(checkpoint, config.neuron_config, request.target_kind)

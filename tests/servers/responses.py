@@ -80,6 +80,11 @@ def plan(**fields: object) -> compiler_pb2.PlanCompileResponse:
                 compiler_pb2.WeightGroup(name="mlp", size_bytes=7 * gib),
                 compiler_pb2.WeightGroup(name="draft"),
             ],
+            kept_weights=[
+                compiler_pb2.KeptBytes(format="bfloat16", size_bytes=gib),
+                compiler_pb2.KeptBytes(format="int8, a scale for each output", size_bytes=7 * gib),
+            ],
+            kept_kv=[compiler_pb2.KeptBytes(format="float8_e4m3fn", size_bytes=4 * gib)],
         )
         for rank in range(2)
     ]

@@ -32,6 +32,8 @@ async def test_every_field_of_a_plan(client: Client) -> None:
     assert rank.kv_bytes == 2 * 2 * 2 * 8 * 4 * 3 * 256
     assert {group.name: group.size_bytes for group in rank.weight_groups}["embedding"] == 96 * 32 * 4
     assert rank.weights_bytes == sum(group.size_bytes for group in rank.weight_groups)
+    assert [(one.format, one.size_bytes) for one in rank.kept_weights] == [("float32", rank.weights_bytes)]
+    assert [(one.format, one.size_bytes) for one in rank.kept_kv] == [("float32", rank.kv_bytes)]
     assert (rank.rank, rank.limit_bytes, rank.lora_bytes) == (0, GIB, 0)
     assert rank.activation_bytes > rank.kv_bytes
     assert rank.code_bytes > 0

@@ -467,6 +467,8 @@ class RankPlan(_message.Message):
     LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     LORA_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHT_GROUPS_FIELD_NUMBER: _builtins.int
+    KEPT_WEIGHTS_FIELD_NUMBER: _builtins.int
+    KEPT_KV_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """Rank, from 0."""
     weights_bytes: _builtins.int
@@ -485,6 +487,14 @@ class RankPlan(_message.Message):
     def weight_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightGroup]:
         """The weights by group, such as "attention"."""
 
+    @_builtins.property
+    def kept_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBytes]:
+        """The same weights by what they are kept as, without those of a draft model."""
+
+    @_builtins.property
+    def kept_kv(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBytes]:
+        """Keys and values, by what they are kept as."""
+
     def __init__(
         self,
         *,
@@ -496,14 +506,42 @@ class RankPlan(_message.Message):
         limit_bytes: _builtins.int = ...,
         lora_bytes: _builtins.int = ...,
         weight_groups: _abc.Iterable[Global___WeightGroup] | None = ...,
+        kept_weights: _abc.Iterable[Global___KeptBytes] | None = ...,
+        kept_kv: _abc.Iterable[Global___KeptBytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "code_bytes", b"code_bytes", "kv_bytes", b"kv_bytes", "limit_bytes", b"limit_bytes", "lora_bytes", b"lora_bytes", "rank", b"rank", "weight_groups", b"weight_groups", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "code_bytes", b"code_bytes", "kept_kv", b"kept_kv", "kept_weights", b"kept_weights", "kv_bytes", b"kv_bytes", "limit_bytes", b"limit_bytes", "lora_bytes", b"lora_bytes", "rank", b"rank", "weight_groups", b"weight_groups", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankPlan: _TypeAlias = RankPlan  # noqa: Y015
+
+@_typing.final
+class KeptBytes(_message.Message):
+    """KeptBytes are the parts of a rank's memory that are kept in one way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """A dtype, such as "bfloat16"; or, of quantized matrices with their scales, such as "int8, a scale for each output"."""
+    size_bytes: _builtins.int
+    """Size in bytes."""
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptBytes: _TypeAlias = KeptBytes  # noqa: Y015
 
 @_typing.final
 class WeightGroup(_message.Message):

@@ -71,6 +71,20 @@ class TestWeights:
         expected = MATRIX_PARAMETERS + HEAD_PARAMETERS + 4 * num_scales + 2 * (HEAD_PARAMETERS + NORM_PARAMETERS) + 256
         assert quantized.weights_bytes == expected
 
+    def test_what_is_kept_as_what(self, memory: Measure) -> None:
+        """Matrices count with their scales, and the cache by itself."""
+        plain, quantized = memory(), memory(quantized=True, quantization_type="per_channel_symmetric")
+        num_scales = 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096) + 128256
+        assert quantized.kept_weights == {
+            "int8, a scale for each output": MATRIX_PARAMETERS + HEAD_PARAMETERS + 4 * num_scales,
+            "bfloat16": 2 * (HEAD_PARAMETERS + NORM_PARAMETERS),
+            "float32": 256,
+        }
+        for measured in (plain, quantized):
+            assert sum(measured.kept_weights.values()) == measured.weights_bytes
+            assert measured.kept_kv == {"bfloat16": measured.kv_bytes}
+        assert memory(kv_cache_quant=True).kept_kv == {"float8_e4m3fn": plain.kv_bytes // 2}
+
     def test_the_kernel_of_quantized_mlps_quantizes_them_alone(self, memory: Measure) -> None:
         groups = memory(mlp_kernel_enabled=True, quantized_mlp_kernel_enabled=True).weight_groups
         mlp = 32 * 3 * 4096 * 14336 + 4 * 32 * (2 * 14336 + 4096)

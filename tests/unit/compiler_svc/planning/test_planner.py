@@ -176,6 +176,20 @@ class TestDrafts:
         assert planned.memory.weight_groups["draft"] == 4 * head * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "is_float8"),
+    [
+        ({"quantized": True, "quantization_dtype": "f8e4m3"}, True),
+        ({"kv_cache_quant": True}, True),
+        ({"quantized": True, "quantization_dtype": "int8"}, False),
+    ],
+)
+def test_float8_is_storage_on_cpu(planner: Planner, options: dict[str, Any], is_float8: bool) -> None:
+    for target, is_noted in (("cpu", is_float8), ("trn2", False)):
+        warnings = plan(planner, "tiny", target, **options).warnings
+        assert any("float8 saves memory" in one for one in warnings) == is_noted
+
+
 def test_buckets_of_two_lengths(planner: Planner) -> None:
     planned = plan(planner, "tiny", "trn1", seq_len=1024, enable_bucketing=True, pa_num_blocks=32, **BLOCKS)
     assert (planned.executables[0].tag, planned.executables[0].bucket) == ("context_encoding_512x0", (512, 0))

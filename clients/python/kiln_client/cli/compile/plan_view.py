@@ -26,6 +26,7 @@ _EXCESS = "!"
 
 _WEIGHTS, *_OTHERS = (Row(name, f"{{{field}:binary}}") for name, field, _, _ in _PARTS)
 _GROUP: Final = Row("  {name}", "{size_bytes:binary}", needs="size_bytes")
+_KEPT: Final = Row("{kind} kept as", "{format}: {size_bytes:binary} of each rank")
 _SUBMODELS: Final = (
     Row("submodel", "{name}"),
     Row("batch", "{batch}"),
@@ -101,6 +102,9 @@ def _memory(rank: RankPlan) -> RenderableType:
 
 
 def _notes(plan: PlanCompileResponse) -> Iterator[tuple[str, str]]:
+    for kind, kept in (("weights", plan.ranks[0].kept_weights), ("KV cache", plan.ranks[0].kept_kv)):
+        for one in kept:
+            yield from describe(one, [_KEPT], kind=kind)
     yield from (("warning", text) for text in plan.warnings)
     for hint in plan.hints:
         yield from describe(hint, [_HINT])

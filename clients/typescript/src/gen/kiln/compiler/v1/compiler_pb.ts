@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/compiler/v1/compiler.proto.
  */
 export const file_kiln_compiler_v1_compiler: GenFile = /*@__PURE__*/
-  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIqgCChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKAMSFAoMY2hlY2tfZ3JhcGhzGAggASgIQg8KDWNvbmZpZ19zb3VyY2UitwMKE1BsYW5Db21waWxlUmVzcG9uc2USMQoJc3VibW9kZWxzGAEgAygLMh4ua2lsbi5jb21waWxlci52MS5TdWJtb2RlbFBsYW4SKQoFcmFua3MYAiADKAsyGi5raWxuLmNvbXBpbGVyLnYxLlJhbmtQbGFuEgwKBGZpdHMYAyABKAgSLwoHbGFyZ2VzdBgEIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuTGFyZ2VzdFNpemVzEjUKC2V4ZWN1dGFibGVzGAUgAygLMiAua2lsbi5jb21waWxlci52MS5FeGVjdXRhYmxlUGxhbhIlCgVoaW50cxgGIAMoCzIWLmtpbG4uY29tcGlsZXIudjEuSGludBIQCgh3YXJuaW5ncxgHIAMoCRIUCgxjb3Jlc19uZWVkZWQYCCABKAUSLAoEY29zdBgJIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuQ29zdEVzdGltYXRlEhwKFHJlc29sdmVkX2NvbmZpZ19qc29uGAogASgJEjEKC2dyYXBoX2NoZWNrGAsgASgLMhwua2lsbi5jb21waWxlci52MS5HcmFwaENoZWNrIlYKDFN1Ym1vZGVsUGxhbhIMCgRuYW1lGAEgASgJEg0KBWJhdGNoGAIgASgFEikKB2J1Y2tldHMYAyADKAsyGC5raWxuLmNvbXBpbGVyLnYxLkJ1Y2tldCIYCgZCdWNrZXQSDgoGdG9rZW5zGAEgAygFIs4BCghSYW5rUGxhbhIMCgRyYW5rGAEgASgFEhUKDXdlaWdodHNfYnl0ZXMYAiABKAMSEAoIa3ZfYnl0ZXMYAyABKAMSGAoQYWN0aXZhdGlvbl9ieXRlcxgEIAEoAxISCgpjb2RlX2J5dGVzGAUgASgDEhMKC2xpbWl0X2J5dGVzGAYgASgDEhIKCmxvcmFfYnl0ZXMYByABKAMSNAoNd2VpZ2h0X2dyb3VwcxgIIAMoCzIdLmtpbG4uY29tcGlsZXIudjEuV2VpZ2h0R3JvdXAiLwoLV2VpZ2h0R3JvdXASDAoEbmFtZRgBIAEoCRISCgpzaXplX2J5dGVzGAIgASgDIkoKDExhcmdlc3RTaXplcxISCgpiYXRjaF9zaXplGAEgASgFEg8KB3NlcV9sZW4YAiABKAUSFQoNcGFfbnVtX2Jsb2NrcxgDIAEoBSKHAQoORXhlY3V0YWJsZVBsYW4SCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEigKBmJ1Y2tldBgDIAEoCzIYLmtpbG4uY29tcGlsZXIudjEuQnVja2V0EiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdCJoCgpHcmFwaENoZWNrEhIKCm51bV9ncmFwaHMYASABKAUSFAoMbnVtX2ZpbmRpbmdzGAIgASgFEjAKCGZpbmRpbmdzGAMgAygLMh4ua2lsbi5jb21waWxlci52MS5HcmFwaEZpbmRpbmcimgEKDEdyYXBoRmluZGluZxILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSDAoEY29kZRgEIAEoCRIRCglvcGVyYXRpb24YBSABKAkSEAoIYWNjZXB0ZWQYBiABKAkSDgoGc291cmNlGAcgASgJIjQKBEhpbnQSDQoFZmllbGQYASABKAkSDQoFdmFsdWUYAiABKAkSDgoGcmVhc29uGAMgASgJImsKDENvc3RFc3RpbWF0ZRIrCghkdXJhdGlvbhgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFwZWFrX21lbW9yeV9ieXRlcxgCIAEoAxITCgtudW1fcmVjb3JkcxgDIAEoBSJ6ChNTaGFyZFdlaWdodHNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSFwoPZXhlY3V0YWJsZXNfcmVmGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYBSABKAgiigEKFlF1YW50aXplV2VpZ2h0c1JlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoGb3V0cHV0GAIgASgJEg0KBWR0eXBlGAMgASgJEg4KBmxheW91dBgEIAEoCRIeChZtb2R1bGVzX3RvX25vdF9jb252ZXJ0GAUgAygJEhIKCnJlcXVlc3RfaWQYBiABKAkiewoXUXVhbnRpemVXZWlnaHRzUmVzcG9uc2USDQoFbW9kZWwYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAxIQCgh3YXJuaW5ncxgDIAMoCRIrCghkdXJhdGlvbhgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLmAgoPQ29tcGlsZU1ldGFkYXRhEgwKBG5hbWUYASABKAkSLQoFc3RhZ2UYAiABKA4yHi5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVTdGFnZRIYChBleGVjdXRhYmxlc19kb25lGAMgASgFEhkKEWV4ZWN1dGFibGVzX3RvdGFsGAQgASgFEhoKEmV4ZWN1dGFibGVzX2NhY2hlZBgFIAEoBRIVCg1zaGFyZGVkX2J5dGVzGAYgASgDEhMKC3RvdGFsX2J5dGVzGAcgASgDEiYKA2V0YRgIIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdtZXNzYWdlGAkgASgJEi8KC2NyZWF0ZV90aW1lGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt1cGRhdGVfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi5gEKD0NvbXBpbGVSZXNwb25zZRIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAUSDgoGZGlnZXN0GAMgASgJEiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdBI3CgtleGVjdXRhYmxlcxgFIAMoCzIiLmtpbG4uY29tcGlsZXIudjEuRXhlY3V0YWJsZVJlc3VsdBIQCgh3YXJuaW5ncxgGIAMoCRIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKwAQoQRXhlY3V0YWJsZVJlc3VsdBILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSDgoGYnVja2V0GAMgAygFEiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdBIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpzaXplX2J5dGVzGAYgASgDIigKE1dhdGNoQ29tcGlsZVJlcXVlc3QSEQoJb3BlcmF0aW9uGAEgASgJIvEBChRXYXRjaENvbXBpbGVSZXNwb25zZRI1Cghwcm9ncmVzcxgBIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZU1ldGFkYXRhSAASMwoGcmVzdWx0GAIgASgLMiEua2lsbi5jb21waWxlci52MS5Db21waWxlUmVzcG9uc2VIABIjCgVlcnJvchgDIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzSAASPwoKY2hlY2twb2ludBgEIAEoCzIpLmtpbG4uY29tcGlsZXIudjEuUXVhbnRpemVXZWlnaHRzUmVzcG9uc2VIAEIHCgVldmVudCqIAQoRT3B0aW1pemF0aW9uTGV2ZWwSIgoeT1BUSU1JWkFUSU9OX0xFVkVMX1VOU1BFQ0lGSUVEEAASGQoVT1BUSU1JWkFUSU9OX0xFVkVMX08wEAESGQoVT1BUSU1JWkFUSU9OX0xFVkVMX08xEAISGQoVT1BUSU1JWkFUSU9OX0xFVkVMX08yEAMq/gEKDENvbXBpbGVTdGFnZRIdChlDT01QSUxFX1NUQUdFX1VOU1BFQ0lGSUVEEAASGAoUQ09NUElMRV9TVEFHRV9RVUVVRUQQARIdChlDT01QSUxFX1NUQUdFX0NBQ0hFX0NIRUNLEAISFwoTQ09NUElMRV9TVEFHRV9UUkFDRRADEhcKE0NPTVBJTEVfU1RBR0VfTE9XRVIQBBIXChNDT01QSUxFX1NUQUdFX1NIQVJEEAUSGAoUQ09NUElMRV9TVEFHRV9WRVJJRlkQBhIZChVDT01QSUxFX1NUQUdFX1BVQkxJU0gQBxIWChJDT01QSUxFX1NUQUdFX0RPTkUQCCpYCgtDYWNoZVJlc3VsdBIcChhDQUNIRV9SRVNVTFRfVU5TUEVDSUZJRUQQABIUChBDQUNIRV9SRVNVTFRfSElUEAESFQoRQ0FDSEVfUkVTVUxUX01JU1MQAjLMAwoPQ29tcGlsZXJTZXJ2aWNlEkoKB0NvbXBpbGUSIC5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJaCgtQbGFuQ29tcGlsZRIkLmtpbG4uY29tcGlsZXIudjEuUGxhbkNvbXBpbGVSZXF1ZXN0GiUua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlc3BvbnNlElQKDFNoYXJkV2VpZ2h0cxIlLmtpbG4uY29tcGlsZXIudjEuU2hhcmRXZWlnaHRzUmVxdWVzdBodLmdvb2dsZS5sb25ncnVubmluZy5PcGVyYXRpb24SWgoPUXVhbnRpemVXZWlnaHRzEigua2lsbi5jb21waWxlci52MS5RdWFudGl6ZVdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFCjwEKFGRldi5raWxuLmNvbXBpbGVyLnYxUAFaKWtpbG4ubG9jYWwvZ28va2lsbi9jb21waWxlci92MTtjb21waWxlcnYxqgIQS2lsbi5Db21waWxlci5WMboCDktpbG5Db21waWxlclYxygIQS2lsblxDb21waWxlclxWMeoCEktpbG46OkNvbXBpbGVyOjpWMWIGcHJvdG8z", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
+  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIqgCChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKAMSFAoMY2hlY2tfZ3JhcGhzGAggASgIQg8KDWNvbmZpZ19zb3VyY2UitwMKE1BsYW5Db21waWxlUmVzcG9uc2USMQoJc3VibW9kZWxzGAEgAygLMh4ua2lsbi5jb21waWxlci52MS5TdWJtb2RlbFBsYW4SKQoFcmFua3MYAiADKAsyGi5raWxuLmNvbXBpbGVyLnYxLlJhbmtQbGFuEgwKBGZpdHMYAyABKAgSLwoHbGFyZ2VzdBgEIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuTGFyZ2VzdFNpemVzEjUKC2V4ZWN1dGFibGVzGAUgAygLMiAua2lsbi5jb21waWxlci52MS5FeGVjdXRhYmxlUGxhbhIlCgVoaW50cxgGIAMoCzIWLmtpbG4uY29tcGlsZXIudjEuSGludBIQCgh3YXJuaW5ncxgHIAMoCRIUCgxjb3Jlc19uZWVkZWQYCCABKAUSLAoEY29zdBgJIAEoCzIeLmtpbG4uY29tcGlsZXIudjEuQ29zdEVzdGltYXRlEhwKFHJlc29sdmVkX2NvbmZpZ19qc29uGAogASgJEjEKC2dyYXBoX2NoZWNrGAsgASgLMhwua2lsbi5jb21waWxlci52MS5HcmFwaENoZWNrIlYKDFN1Ym1vZGVsUGxhbhIMCgRuYW1lGAEgASgJEg0KBWJhdGNoGAIgASgFEikKB2J1Y2tldHMYAyADKAsyGC5raWxuLmNvbXBpbGVyLnYxLkJ1Y2tldCIYCgZCdWNrZXQSDgoGdG9rZW5zGAEgAygFIq8CCghSYW5rUGxhbhIMCgRyYW5rGAEgASgFEhUKDXdlaWdodHNfYnl0ZXMYAiABKAMSEAoIa3ZfYnl0ZXMYAyABKAMSGAoQYWN0aXZhdGlvbl9ieXRlcxgEIAEoAxISCgpjb2RlX2J5dGVzGAUgASgDEhMKC2xpbWl0X2J5dGVzGAYgASgDEhIKCmxvcmFfYnl0ZXMYByABKAMSNAoNd2VpZ2h0X2dyb3VwcxgIIAMoCzIdLmtpbG4uY29tcGlsZXIudjEuV2VpZ2h0R3JvdXASMQoMa2VwdF93ZWlnaHRzGAkgAygLMhsua2lsbi5jb21waWxlci52MS5LZXB0Qnl0ZXMSLAoHa2VwdF9rdhgKIAMoCzIbLmtpbG4uY29tcGlsZXIudjEuS2VwdEJ5dGVzIi8KCUtlcHRCeXRlcxIOCgZmb3JtYXQYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAyIvCgtXZWlnaHRHcm91cBIMCgRuYW1lGAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMiSgoMTGFyZ2VzdFNpemVzEhIKCmJhdGNoX3NpemUYASABKAUSDwoHc2VxX2xlbhgCIAEoBRIVCg1wYV9udW1fYmxvY2tzGAMgASgFIocBCg5FeGVjdXRhYmxlUGxhbhILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSLAoFY2FjaGUYBCABKA4yHS5raWxuLmNvbXBpbGVyLnYxLkNhY2hlUmVzdWx0ImgKCkdyYXBoQ2hlY2sSEgoKbnVtX2dyYXBocxgBIAEoBRIUCgxudW1fZmluZGluZ3MYAiABKAUSMAoIZmluZGluZ3MYAyADKAsyHi5raWxuLmNvbXBpbGVyLnYxLkdyYXBoRmluZGluZyKaAQoMR3JhcGhGaW5kaW5nEgsKA3RhZxgBIAEoCRIQCghzdWJtb2RlbBgCIAEoCRIoCgZidWNrZXQYAyABKAsyGC5raWxuLmNvbXBpbGVyLnYxLkJ1Y2tldBIMCgRjb2RlGAQgASgJEhEKCW9wZXJhdGlvbhgFIAEoCRIQCghhY2NlcHRlZBgGIAEoCRIOCgZzb3VyY2UYByABKAkiNAoESGludBINCgVmaWVsZBgBIAEoCRINCgV2YWx1ZRgCIAEoCRIOCgZyZWFzb24YAyABKAkiawoMQ29zdEVzdGltYXRlEisKCGR1cmF0aW9uGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEXBlYWtfbWVtb3J5X2J5dGVzGAIgASgDEhMKC251bV9yZWNvcmRzGAMgASgFInoKE1NoYXJkV2VpZ2h0c1JlcXVlc3QSDAoEbmFtZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIXCg9leGVjdXRhYmxlc19yZWYYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCRIZChFza2lwX2NhY2hlX2xvb2t1cBgFIAEoCCKKAQoWUXVhbnRpemVXZWlnaHRzUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIOCgZvdXRwdXQYAiABKAkSDQoFZHR5cGUYAyABKAkSDgoGbGF5b3V0GAQgASgJEh4KFm1vZHVsZXNfdG9fbm90X2NvbnZlcnQYBSADKAkSEgoKcmVxdWVzdF9pZBgGIAEoCSJ7ChdRdWFudGl6ZVdlaWdodHNSZXNwb25zZRINCgVtb2RlbBgBIAEoCRISCgpzaXplX2J5dGVzGAIgASgDEhAKCHdhcm5pbmdzGAMgAygJEisKCGR1cmF0aW9uGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIuYCCg9Db21waWxlTWV0YWRhdGESDAoEbmFtZRgBIAEoCRItCgVzdGFnZRgCIAEoDjIeLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVN0YWdlEhgKEGV4ZWN1dGFibGVzX2RvbmUYAyABKAUSGQoRZXhlY3V0YWJsZXNfdG90YWwYBCABKAUSGgoSZXhlY3V0YWJsZXNfY2FjaGVkGAUgASgFEhUKDXNoYXJkZWRfYnl0ZXMYBiABKAMSEwoLdG90YWxfYnl0ZXMYByABKAMSJgoDZXRhGAggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB21lc3NhZ2UYCSABKAkSLwoLY3JlYXRlX3RpbWUYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3VwZGF0ZV90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLmAQoPQ29tcGlsZVJlc3BvbnNlEgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoBRIOCgZkaWdlc3QYAyABKAkSLAoFY2FjaGUYBCABKA4yHS5raWxuLmNvbXBpbGVyLnYxLkNhY2hlUmVzdWx0EjcKC2V4ZWN1dGFibGVzGAUgAygLMiIua2lsbi5jb21waWxlci52MS5FeGVjdXRhYmxlUmVzdWx0EhAKCHdhcm5pbmdzGAYgAygJEisKCGR1cmF0aW9uGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIrABChBFeGVjdXRhYmxlUmVzdWx0EgsKA3RhZxgBIAEoCRIQCghzdWJtb2RlbBgCIAEoCRIOCgZidWNrZXQYAyADKAUSLAoFY2FjaGUYBCABKA4yHS5raWxuLmNvbXBpbGVyLnYxLkNhY2hlUmVzdWx0EisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCnNpemVfYnl0ZXMYBiABKAMiKAoTV2F0Y2hDb21waWxlUmVxdWVzdBIRCglvcGVyYXRpb24YASABKAki8QEKFFdhdGNoQ29tcGlsZVJlc3BvbnNlEjUKCHByb2dyZXNzGAEgASgLMiEua2lsbi5jb21waWxlci52MS5Db21waWxlTWV0YWRhdGFIABIzCgZyZXN1bHQYAiABKAsyIS5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVSZXNwb25zZUgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABI/CgpjaGVja3BvaW50GAQgASgLMikua2lsbi5jb21waWxlci52MS5RdWFudGl6ZVdlaWdodHNSZXNwb25zZUgAQgcKBWV2ZW50KogBChFPcHRpbWl6YXRpb25MZXZlbBIiCh5PUFRJTUlaQVRJT05fTEVWRUxfVU5TUEVDSUZJRUQQABIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzAQARIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzEQAhIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzIQAyr+AQoMQ29tcGlsZVN0YWdlEh0KGUNPTVBJTEVfU1RBR0VfVU5TUEVDSUZJRUQQABIYChRDT01QSUxFX1NUQUdFX1FVRVVFRBABEh0KGUNPTVBJTEVfU1RBR0VfQ0FDSEVfQ0hFQ0sQAhIXChNDT01QSUxFX1NUQUdFX1RSQUNFEAMSFwoTQ09NUElMRV9TVEFHRV9MT1dFUhAEEhcKE0NPTVBJTEVfU1RBR0VfU0hBUkQQBRIYChRDT01QSUxFX1NUQUdFX1ZFUklGWRAGEhkKFUNPTVBJTEVfU1RBR0VfUFVCTElTSBAHEhYKEkNPTVBJTEVfU1RBR0VfRE9ORRAIKlgKC0NhY2hlUmVzdWx0EhwKGENBQ0hFX1JFU1VMVF9VTlNQRUNJRklFRBAAEhQKEENBQ0hFX1JFU1VMVF9ISVQQARIVChFDQUNIRV9SRVNVTFRfTUlTUxACMswDCg9Db21waWxlclNlcnZpY2USSgoHQ29tcGlsZRIgLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlcXVlc3QaHS5nb29nbGUubG9uZ3J1bm5pbmcuT3BlcmF0aW9uEloKC1BsYW5Db21waWxlEiQua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlcXVlc3QaJS5raWxuLmNvbXBpbGVyLnYxLlBsYW5Db21waWxlUmVzcG9uc2USVAoMU2hhcmRXZWlnaHRzEiUua2lsbi5jb21waWxlci52MS5TaGFyZFdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJaCg9RdWFudGl6ZVdlaWdodHMSKC5raWxuLmNvbXBpbGVyLnYxLlF1YW50aXplV2VpZ2h0c1JlcXVlc3QaHS5nb29nbGUubG9uZ3J1bm5pbmcuT3BlcmF0aW9uEl8KDFdhdGNoQ29tcGlsZRIlLmtpbG4uY29tcGlsZXIudjEuV2F0Y2hDb21waWxlUmVxdWVzdBomLmtpbG4uY29tcGlsZXIudjEuV2F0Y2hDb21waWxlUmVzcG9uc2UwAUKPAQoUZGV2LmtpbG4uY29tcGlsZXIudjFQAVopa2lsbi5sb2NhbC9nby9raWxuL2NvbXBpbGVyL3YxO2NvbXBpbGVydjGqAhBLaWxuLkNvbXBpbGVyLlYxugIOS2lsbkNvbXBpbGVyVjHKAhBLaWxuXENvbXBpbGVyXFYx6gISS2lsbjo6Q29tcGlsZXI6OlYxYgZwcm90bzM", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
 
 /**
  * Target is the hardware that executables are made for.
@@ -493,6 +493,20 @@ export type RankPlan = Message<"kiln.compiler.v1.RankPlan"> & {
    * @generated from field: repeated kiln.compiler.v1.WeightGroup weight_groups = 8;
    */
   weightGroups: WeightGroup[];
+
+  /**
+   * The same weights by what they are kept as, without those of a draft model.
+   *
+   * @generated from field: repeated kiln.compiler.v1.KeptBytes kept_weights = 9;
+   */
+  keptWeights: KeptBytes[];
+
+  /**
+   * Keys and values, by what they are kept as.
+   *
+   * @generated from field: repeated kiln.compiler.v1.KeptBytes kept_kv = 10;
+   */
+  keptKv: KeptBytes[];
 };
 
 /**
@@ -501,6 +515,34 @@ export type RankPlan = Message<"kiln.compiler.v1.RankPlan"> & {
  */
 export const RankPlanSchema: GenMessage<RankPlan> = /*@__PURE__*/
   messageDesc(file_kiln_compiler_v1_compiler, 6);
+
+/**
+ * KeptBytes are the parts of a rank's memory that are kept in one way.
+ *
+ * @generated from message kiln.compiler.v1.KeptBytes
+ */
+export type KeptBytes = Message<"kiln.compiler.v1.KeptBytes"> & {
+  /**
+   * A dtype, such as "bfloat16"; or, of quantized matrices with their scales, such as "int8, a scale for each output".
+   *
+   * @generated from field: string format = 1;
+   */
+  format: string;
+
+  /**
+   * Size in bytes.
+   *
+   * @generated from field: int64 size_bytes = 2;
+   */
+  sizeBytes: bigint;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.KeptBytes.
+ * Use `create(KeptBytesSchema)` to create a new message.
+ */
+export const KeptBytesSchema: GenMessage<KeptBytes> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 7);
 
 /**
  * WeightGroup is a part of a rank's weights.
@@ -528,7 +570,7 @@ export type WeightGroup = Message<"kiln.compiler.v1.WeightGroup"> & {
  * Use `create(WeightGroupSchema)` to create a new message.
  */
 export const WeightGroupSchema: GenMessage<WeightGroup> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 7);
+  messageDesc(file_kiln_compiler_v1_compiler, 8);
 
 /**
  * LargestSizes are the largest sizes that fit.
@@ -563,7 +605,7 @@ export type LargestSizes = Message<"kiln.compiler.v1.LargestSizes"> & {
  * Use `create(LargestSizesSchema)` to create a new message.
  */
 export const LargestSizesSchema: GenMessage<LargestSizes> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 8);
+  messageDesc(file_kiln_compiler_v1_compiler, 9);
 
 /**
  * ExecutablePlan is one executable.
@@ -605,7 +647,7 @@ export type ExecutablePlan = Message<"kiln.compiler.v1.ExecutablePlan"> & {
  * Use `create(ExecutablePlanSchema)` to create a new message.
  */
 export const ExecutablePlanSchema: GenMessage<ExecutablePlan> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 9);
+  messageDesc(file_kiln_compiler_v1_compiler, 10);
 
 /**
  * GraphCheck is the check of a plan's graphs for what Neuron's compiler would refuse.
@@ -640,7 +682,7 @@ export type GraphCheck = Message<"kiln.compiler.v1.GraphCheck"> & {
  * Use `create(GraphCheckSchema)` to create a new message.
  */
 export const GraphCheckSchema: GenMessage<GraphCheck> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 10);
+  messageDesc(file_kiln_compiler_v1_compiler, 11);
 
 /**
  * GraphFinding is one thing that Neuron's compiler would refuse.
@@ -704,7 +746,7 @@ export type GraphFinding = Message<"kiln.compiler.v1.GraphFinding"> & {
  * Use `create(GraphFindingSchema)` to create a new message.
  */
 export const GraphFindingSchema: GenMessage<GraphFinding> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 11);
+  messageDesc(file_kiln_compiler_v1_compiler, 12);
 
 /**
  * Hint is an attribute that the target ignores.
@@ -739,7 +781,7 @@ export type Hint = Message<"kiln.compiler.v1.Hint"> & {
  * Use `create(HintSchema)` to create a new message.
  */
 export const HintSchema: GenMessage<Hint> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 12);
+  messageDesc(file_kiln_compiler_v1_compiler, 13);
 
 /**
  * CostEstimate is what a compile would cost.
@@ -774,7 +816,7 @@ export type CostEstimate = Message<"kiln.compiler.v1.CostEstimate"> & {
  * Use `create(CostEstimateSchema)` to create a new message.
  */
 export const CostEstimateSchema: GenMessage<CostEstimate> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 13);
+  messageDesc(file_kiln_compiler_v1_compiler, 14);
 
 /**
  * ShardWeightsRequest describes one bundle with weights only.
@@ -823,7 +865,7 @@ export type ShardWeightsRequest = Message<"kiln.compiler.v1.ShardWeightsRequest"
  * Use `create(ShardWeightsRequestSchema)` to create a new message.
  */
 export const ShardWeightsRequestSchema: GenMessage<ShardWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 14);
+  messageDesc(file_kiln_compiler_v1_compiler, 15);
 
 /**
  * QuantizeWeightsRequest describes one quantized checkpoint.
@@ -882,7 +924,7 @@ export type QuantizeWeightsRequest = Message<"kiln.compiler.v1.QuantizeWeightsRe
  * Use `create(QuantizeWeightsRequestSchema)` to create a new message.
  */
 export const QuantizeWeightsRequestSchema: GenMessage<QuantizeWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 15);
+  messageDesc(file_kiln_compiler_v1_compiler, 16);
 
 /**
  * QuantizeWeightsResponse is a quantized checkpoint.
@@ -924,7 +966,7 @@ export type QuantizeWeightsResponse = Message<"kiln.compiler.v1.QuantizeWeightsR
  * Use `create(QuantizeWeightsResponseSchema)` to create a new message.
  */
 export const QuantizeWeightsResponseSchema: GenMessage<QuantizeWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 16);
+  messageDesc(file_kiln_compiler_v1_compiler, 17);
 
 /**
  * CompileMetadata is the metadata of a compile operation.
@@ -1015,7 +1057,7 @@ export type CompileMetadata = Message<"kiln.compiler.v1.CompileMetadata"> & {
  * Use `create(CompileMetadataSchema)` to create a new message.
  */
 export const CompileMetadataSchema: GenMessage<CompileMetadata> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 17);
+  messageDesc(file_kiln_compiler_v1_compiler, 18);
 
 /**
  * CompileResponse is the result of a compile.
@@ -1078,7 +1120,7 @@ export type CompileResponse = Message<"kiln.compiler.v1.CompileResponse"> & {
  * Use `create(CompileResponseSchema)` to create a new message.
  */
 export const CompileResponseSchema: GenMessage<CompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 18);
+  messageDesc(file_kiln_compiler_v1_compiler, 19);
 
 /**
  * ExecutableResult describes one executable of the bundle.
@@ -1134,7 +1176,7 @@ export type ExecutableResult = Message<"kiln.compiler.v1.ExecutableResult"> & {
  * Use `create(ExecutableResultSchema)` to create a new message.
  */
 export const ExecutableResultSchema: GenMessage<ExecutableResult> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 19);
+  messageDesc(file_kiln_compiler_v1_compiler, 20);
 
 /**
  * WatchCompileRequest names an operation.
@@ -1155,7 +1197,7 @@ export type WatchCompileRequest = Message<"kiln.compiler.v1.WatchCompileRequest"
  * Use `create(WatchCompileRequestSchema)` to create a new message.
  */
 export const WatchCompileRequestSchema: GenMessage<WatchCompileRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 20);
+  messageDesc(file_kiln_compiler_v1_compiler, 21);
 
 /**
  * WatchCompileResponse is one event.
@@ -1208,7 +1250,7 @@ export type WatchCompileResponse = Message<"kiln.compiler.v1.WatchCompileRespons
  * Use `create(WatchCompileResponseSchema)` to create a new message.
  */
 export const WatchCompileResponseSchema: GenMessage<WatchCompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 21);
+  messageDesc(file_kiln_compiler_v1_compiler, 22);
 
 /**
  * OptimizationLevel trades compile time for speed.
