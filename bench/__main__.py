@@ -60,6 +60,7 @@ def main() -> None:
     workloads, page, command = _RUNS[options.formats, options.size or ""]
     if options.workloads:
         workloads = [WORKLOADS[name] for name in options.workloads]
+        command = f"python -m bench --workloads {' '.join(options.workloads)}"
     missing = find_missing(peer for peer in options.peers if any(peer in one.peers for one in workloads))
     for peer, why in missing.items():
         say(f"{PEERS[peer].title} is left out: {why}")
