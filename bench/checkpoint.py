@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from bench.plan import Workload
 
 #: What keys and values of random weights are divided by, so that the largest become some 100.
 _CACHE_SCALE: Final = 0.03
+#: What the name of a checkpoint ends with that has scales of keys and values.
+SCALED: Final = "-scaled"
 TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
 
 
@@ -24,8 +27,6 @@ def write_checkpoint(path: Path, workload: Workload) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**workload.model, max_position_embeddings=4096, tie_word_embeddings=False)
     LlamaForCausalLM(config).to(getattr(torch, workload.dtype)).save_pretrained(path, max_shard_size="100GB")
-    if any(one.scales_cache for one in workload.bare_engines.values()):
-        _add_cache_scales(path / "model.safetensors", workload.model["num_hidden_layers"])
     for source in TOKENIZER.glob("*token*.json"):
         (path / source.name).write_text(source.read_text())
     # Tokens that no text gives fill the vocabulary: decoding them costs as much as decoding others.
@@ -34,6 +35,11 @@ def write_checkpoint(path: Path, workload: Workload) -> None:
     for number in range(max(vocabulary.values()) + 1, workload.model["vocab_size"]):
         vocabulary[f"token{number}"] = number
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    if any(one.scales_cache for one in workload.bare_engines.values()):
+        # Beside it, because a compile that keeps keys and values as they are refuses scales.
+        scaled = path.with_name(f"{path.name}{SCALED}")
+        shutil.copytree(path, scaled)
+        _add_cache_scales(scaled / "model.safetensors", workload.model["num_hidden_layers"])
 
 
 def _add_cache_scales(path: Path, num_layers: int) -> None:

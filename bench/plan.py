@@ -137,6 +137,11 @@ class Workload:
         """The dtype of an engine's activations."""
         return self.bare_engines.get(engine, FORMATS[PLAIN]).dtype or self.dtype
 
+    def needs_scales(self, bundle: str) -> bool:
+        """Whether a bundle is of a checkpoint with scales of keys and values."""
+        scaled = [engine for engine, format_ in self.bare_engines.items() if format_.scales_cache]
+        return any(bundle.startswith(f"{engine}-") for engine in scaled)
+
     def count_steps(self, batch: int) -> int:
         """Decode steps of one measurement of so many streams."""
         return max(8, self.steps // batch)

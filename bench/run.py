@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from bench.checkpoint import SCALED
 from bench.limits import Limits
 from bench.measurements import Measurements, Reads
 from bench.other_load import OtherLoad
@@ -130,7 +131,8 @@ class Run:
         for name, config in self._workload.bundles.items():
             # Only what lacks this bundle fails with it.
             with self.measured.attempt(f"bundle {name}"):
-                bundle = compile_bundle(self._services, name, config, MODEL)
+                model = MODEL + SCALED * self._workload.needs_scales(name)
+                bundle = compile_bundle(self._services, name, config, model)
                 once |= {f"lower.{name}.{tag}": seconds for tag, seconds in bundle.lowering_s.items()}
                 once |= {f"compile.{name}": bundle.duration_s, f"compile.{name}.cpu": bundle.lowering_cpu_s}
                 digests[name] = bundle.digest
