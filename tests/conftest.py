@@ -76,12 +76,17 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iterator[Stack]:
-    """One pair of services for each worker of a run; all of them share bundles. Tests take `stack`."""
+    """One pair of services for each worker of a run, with doubles of Neuron's packages. All of them share bundles.
+
+    Tests take `stack`.
+    """
     # Tests that call no service begin here, too.
+    from tests.neuron.standin import make_interpreter  # noqa: PLC0415
     from tests.servers.shared_bundles import SharedBundles  # noqa: PLC0415
     from tests.servers.stack import Stack  # noqa: PLC0415
 
-    services = Stack.start(tmp_path_factory.mktemp("kiln"), shared=SharedBundles(run_directory / "bundles"))
+    neuron = ("--neuron-python", str(make_interpreter(tmp_path_factory.mktemp("neuron"))))
+    services = Stack.start(tmp_path_factory.mktemp("kiln"), *neuron, shared=SharedBundles(run_directory / "bundles"))
     yield services
     assert services.stop() == 0
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import psutil
 
+#: The variable that names the file which tells the double what to do.
+ORDERS: Final = "NEURON_TEST_NEURONX_CC"
 #: More than any limit allows, so that it ends by itself.
 TAKE_MEMORY: Final = "bytearray(1 << 45)"
 

@@ -33,8 +33,7 @@ class CompilerProcess:
 
     def libraries(self) -> set[str]:
         """File names of the shared libraries that the process has mapped."""
-        maps = Path(f"/proc/{self.process.pid}/maps").read_text().split()
-        return {Path(path).name for path in maps if path.startswith("/")}
+        return list_libraries(self.process.pid)
 
     def builds(self) -> list[psutil.Process]:
         """Its build processes."""
@@ -77,6 +76,12 @@ async def run_compiler(home: Path, *options: str, site: Path | None = None) -> A
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+def list_libraries(pid: int) -> set[str]:
+    """File names of what a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text().split()
+    return {Path(path).name for path in maps if path.startswith("/")}
 
 
 async def wait_until_gone(*processes: psutil.Process) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import psutil
@@ -24,11 +24,14 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from bundle.store.layout import Layout
 from tests.lowering_cache import share_lowering_cache
+from tests.neuron.neuronx_cc import ORDERS as NEURONX_CC
 from tests.processes import descendants, is_rank
 from tests.repository import ROOT
 from tests.servers.shared_bundles import SharedBundles, digest_action
 
 KILN = str(Path(sys.executable).with_name("kiln"))
+#: In the home of a stack, what the double of neuronx-cc is told, if it is told anything.
+_NEURONX_CC_ORDERS: Final = "neuronx_cc.json"
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class Stack:
         command += ["--model-root", str(ROOT / "examples/models"), "--model-root", str(models)]
         if shared is not None:
             command += ["--import-root", str(shared.layout.root)]
-        levels = {f"KILN_{service}_LOG_LEVEL": "debug" for service in ("COMPILER", "RUNTIME")}
-        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ | levels)
+        variables = {f"KILN_{service}_LOG_LEVEL": "debug" for service in ("COMPILER", "RUNTIME")}
+        variables[NEURONX_CC] = str(home / _NEURONX_CC_ORDERS)
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ | variables)
         assert process.stdout is not None
         line = process.stdout.readline()
         event = json.loads(line) if line else {}
@@ -110,6 +114,16 @@ class Stack:
             digest = str(self.compile(name, model, config, level=level)["bundle"])
             add(Layout(self.home / "store"), digest)
             return digest
+
+    @contextmanager
+    def ordering_neuronx_cc(self, orders: dict[str, Any]) -> Iterator[None]:
+        """Tells the double of neuronx-cc what to do instead of making a NEFF, as long as the block lasts."""
+        path = self.home / _NEURONX_CC_ORDERS
+        path.write_text(json.dumps(orders))
+        try:
+            yield
+        finally:
+            path.unlink()
 
     @contextmanager
     def deployed(self, deployment: str, ref: str = "", *options: str) -> Iterator[list[dict[str, Any]]]:

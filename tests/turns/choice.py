@@ -23,6 +23,7 @@ WATCHED: Final = {
     "tests/contract/families/": _FAMILIES,
     "tests/parity/": (*_FAMILIES, "compiler_svc/sharding", "execution/ranks", "runtime_svc/engine"),
     "tests/service/turns/": ("tests/turns",),
+    "tests/system/builds/": ("compiler_svc/builds", "compiler_svc/sharding", "compiler_svc/weights"),
     "tests/system/fuzz/": ("protos", "edge", "compiler_svc/api", "compiler_svc/config", "runtime_svc/api"),
     "tests/system/gateway/": ("clients/python/kiln_client/stack", "runtime_svc/text", "runtime_svc/vllm_engine"),
     "tests/system/kills/test_build_kills.py": ("bundle", "compiler_svc/builds", "compiler_svc/compiles"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -18,10 +17,11 @@ from bundle.store.reader import open_bundle
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.checkpoints.random_weights import CONFIG as MODEL
+from tests.checkpoints.random_weights import write_checkpoint
 from tests.neuron.host import nrt_library
 from tests.neuron.stand_in import make_environment
-from tests.neuron.standin import make_interpreter
-from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client
+from tests.servers.stack import Stack
 
 __all__ = ["nrt_library"]
 
@@ -49,18 +49,24 @@ TAGS: Final = ("context_encoding_8", "token_generation_32")
 
 @pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES[1:], marks=pytest.mark.slow)], ids=["one", "others"])
 async def test_items_and_scales_are_compiled_for_and_loaded(
-    cases: Sequence[Case], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nrt_library: Path
+    *,
+    cases: Sequence[Case],
+    client: Client,
+    stack: Stack,
+    layout: Layout,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nrt_library: Path,
 ) -> None:
-    orders = tmp_path / "neuronx_cc.json"
-    orders.write_text(json.dumps({"answers": dict.fromkeys(TAGS, [0.0] * MODEL["vocab_size"])}))
-    monkeypatch.setenv("NEURON_TEST_NEURONX_CC", str(orders))
+    model = str(write_checkpoint(stack.new_model("tiny")))
     bundles = []
-    async with run_compiler(home, "--neuron-python", str(make_interpreter(tmp_path))) as compiler:
-        for number, (changes, item, kept, num_quantized, is_cast) in enumerate(cases):
-            fields = {"neuron_config": CONFIG | changes, "target": pb.Target(kind=pb.Target.KIND_TRN2)}
-            planned = await compiler.client.plan(**fields)
-            built = await compiler.client.build(name=f"tiny{number}", **fields)
-            bundles.append(open_bundle(Layout(home / "store"), built.digest))
+    with stack.ordering_neuronx_cc({"answers": dict.fromkeys(TAGS, [0.0] * MODEL["vocab_size"])}):
+        for changes, item, kept, num_quantized, is_cast in cases:
+            target = pb.Target(kind=pb.Target.KIND_TRN2)
+            fields = {"model": model, "neuron_config": CONFIG | changes, "target": target}
+            planned = await client.plan(**fields)
+            built = await client.build(name="quantized-neffs", **fields)
+            bundles.append(open_bundle(layout, built.digest))
             size_bytes = check_manifest(bundles[-1].manifest, item, num_quantized, is_cast=is_cast)
             assert {tensor.dtype for tensor in bundles[-1].manifest.state.tensors} == {kept}
             taken = [one for one in bundles[-1].manifest.executables[0].neff.inputs if one.kind == "state"]

@@ -16,7 +16,8 @@ from bundle.store.referrers import list_referrers, read_referrer
 from compiler_svc.builds.build_record import BUILD_TYPE
 from compiler_svc.planning.admission import admit_request
 from tests.checkpoints.random_weights import write_checkpoint
-from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client
+from tests.servers.stack import Stack
 from tests.unit.compiler_svc.planning.planning import compile_request, open_planner, plan
 
 BIAS = "model.layers.0.mlp.up_proj.bias"
@@ -48,16 +49,13 @@ def test_plans_and_compiles_say_what_headers_say(tmp_path: Path) -> None:
         assert sum(f"{BIAS} (1 tensor, 8 bytes)" in warning for warning in warnings) == 1
 
 
-async def test_builds_leave_surplus_unread_and_look_at_biases(home: Path) -> None:
-    write(home / "models/pickled", 0, is_pickled=True)
-    write(home / "models/biased", 1e-6)
-    async with run_compiler(home) as compiler:
-        how = await compiler.client.fail(
-            await compiler.client.compile(**TINY, model="biased"), "INVALID_ARGUMENT", "CHECKPOINT_INVALID"
-        )
-        assert BIAS in how.fields
-        built = await compiler.client.build(**TINY, model="pickled")
+async def test_builds_leave_surplus_unread_and_look_at_biases(client: Client, stack: Stack, layout: Layout) -> None:
+    write(pickled := stack.new_model("pickled"), 0, is_pickled=True)
+    write(biased := stack.new_model("biased"), 1e-6)
+    operation = await client.compile(**TINY, name="surplus", model=str(biased))
+    how = await client.fail(operation, "INVALID_ARGUMENT", "CHECKPOINT_INVALID")
+    assert BIAS in how.fields
+    built = await client.build(**TINY, name="surplus", model=str(pickled))
     assert sum(LISTED in warning for warning in built.warnings) == 1
-    layout = Layout(home / "store")
     (referrer,) = list_referrers(layout, built.digest, BUILD_TYPE)
     assert json.loads(read_referrer(layout, referrer.digest))["warnings"] == list(built.warnings)

@@ -1,4 +1,4 @@
-"""Compiles for trn2 by a compiler in a process of its own, with doubles of Neuron's packages in another interpreter."""
+"""Compiles for trn2, with doubles of Neuron's packages in another interpreter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from compiler_svc.lower.neuron.hlo import read_hlo
 from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.neuron.standin import VERSIONS, make_interpreter
-from tests.servers.compiler_process import run_compiler
-from tests.servers.refusals import expect, refusal
+from tests.processes import descendants
+from tests.servers.compiler_process import list_libraries, run_compiler
 from tests.servers.running_compiler import Client, response_of
+from tests.servers.stack import Stack
 
 TRN2 = pb.Target(kind=pb.Target.KIND_TRN2)
 CONFIG = {
@@ -46,28 +47,28 @@ TAGS = ["context_encoding_8", "token_generation_32"]
 TINY: dict[str, Any] = {"neuron_config": CONFIG, "target": TRN2}
 
 
-async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path) -> None:
-    interpreter = make_interpreter(tmp_path)
-    async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
-        client = compiler.client
-        result = await client.build(**TINY)
-        assert [one.tag for one in result.executables] == TAGS
-        assert {one.cache for one in result.executables} == {pb.CACHE_RESULT_MISS}
-        assert any("are not compared with the reference" in warning for warning in result.warnings)
-        assert await read_golden_check(client, result.digest) == bundle_pb2.GOLDEN_CHECK_NONE
-        check_bundle(home, result.digest)
+async def test_a_checkpoint_becomes_a_bundle_of_neffs(client: Client, stack: Stack, layout: Layout) -> None:
+    fields = TINY | {"model": str(write_checkpoint(stack.new_model("tiny")))}
+    result = await client.build(**fields, name="neffs")
+    assert [one.tag for one in result.executables] == TAGS
+    assert {one.cache for one in result.executables} == {pb.CACHE_RESULT_MISS}
+    assert any("are not compared with the reference" in warning for warning in result.warnings)
+    assert await read_golden_check(client, result.digest) == bundle_pb2.GOLDEN_CHECK_NONE
+    check_bundle(layout, result.digest)
 
-        # NEFFs hold a random number: the cache is what makes equal compiles equal.
-        again = await client.build(**TINY, name="other")
-        assert (again.cache, again.digest) == (pb.CACHE_RESULT_HIT, result.digest)
-        flags = await client.build(neuron_config=CONFIG | {"cc_pipeline_tiling_factor": 8}, target=TRN2)
-        assert {one.tag for one in flags.executables if one.cache == pb.CACHE_RESULT_MISS} == {"context_encoding_8"}
+    # NEFFs hold a random number: the cache is what makes equal compiles equal.
+    again = await client.build(**fields, name="other")
+    assert (again.cache, again.digest) == (pb.CACHE_RESULT_HIT, result.digest)
+    changed = CONFIG | {"cc_pipeline_tiling_factor": 8}
+    flags = await client.build(**fields | {"neuron_config": changed}, name="neffs")
+    assert {one.tag for one in flags.executables if one.cache == pb.CACHE_RESULT_MISS} == {"context_encoding_8"}
 
-        planned = await client.plan(**TINY)
-        assert {one.cache for one in planned.executables} == {pb.CACHE_RESULT_HIT}
-        unserved = await client.plan(neuron_config=CONFIG | {"k_cache_transposed": True}, target=TRN2)
-        assert any("k_cache_transposed: a compile refuses it" in warning for warning in unserved.warnings)
-        assert {name for name in compiler.libraries() if "torch" in name} == set()
+    planned = await client.plan(**fields)
+    assert {one.cache for one in planned.executables} == {pb.CACHE_RESULT_HIT}
+    unserved = await client.plan(**fields | {"neuron_config": CONFIG | {"k_cache_transposed": True}})
+    assert any("k_cache_transposed: a compile refuses it" in warning for warning in unserved.warnings)
+    (compiler,) = (one for one in descendants(stack.process.pid) if "compiler_svc" in one.cmdline())
+    assert {name for name in list_libraries(compiler.pid) if "torch" in name} == set()
 
 
 @pytest.mark.slow
@@ -115,8 +116,8 @@ async def read_golden_check(client: Client, digest: str) -> bundle_pb2.GoldenChe
     return found.bundle.golden_check
 
 
-def check_bundle(home: Path, digest: str) -> None:
-    bundle = open_bundle(Layout(home / "store"), digest)
+def check_bundle(layout: Layout, digest: str) -> None:
+    bundle = open_bundle(layout, digest)
     bundle.verify(BlobVerifier(None))
     manifest = bundle.manifest
     assert (manifest.target.kind, manifest.target.architecture, manifest.target.lnc) == ("trn2", "cayman", 2)
@@ -125,7 +126,6 @@ def check_bundle(home: Path, digest: str) -> None:
     check_flags(manifest)
     titles = {layer.title for layer in bundle.image.layers}
     assert {f"executables/{tag}.neff" for tag in TAGS} <= titles
-    layout = Layout(home / "store")
     for kind in COMPANION_TYPES.values():
         assert len(list_referrers(layout, digest, kind)) == len(TAGS)
     for one in list_referrers(layout, digest, COMPANION_TYPES["hlo"]):
@@ -156,9 +156,3 @@ async def test_what_neuronx_cc_says_reaches_the_caller(
         assert failed.metadata["codes"] == "NCC_EVRF007"
         assert failed.metadata["tag"] in TAGS
         assert "[NCC_EVRF007] too many instructions" in failed.message
-
-
-async def test_without_neurons_packages(client: Client, home: Path) -> None:
-    how = expect(await refusal(client.compile(target=TRN2)), "FAILED_PRECONDITION", "NEURON_TOOLCHAIN_MISSING")
-    assert "torch-neuronx" in how.metadata["missing"]
-    assert "--neuron-python" in how.message

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from kiln.compiler.v1 import compiler_pb2 as pb
 from safetensors.numpy import load_file, save_file
 
@@ -22,10 +20,10 @@ from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.records import GOLDEN_TYPE
 from tests.checkpoints.quantized import TOKEN_WRITERS, WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
-from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, response_of
+from tests.servers.stack import Stack
 
-pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.toolchain
 
 CONFIG: Final = {"seq_len": 16, "max_context_length": 8, "quantized": True}
 E4M3: Final = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
@@ -49,27 +47,21 @@ SLOW: Final = ("f8e5m2", "f8e4m3-activations")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("quantized")
-    write_checkpoint(path / "models" / "tiny")
-    write_checkpoint(path / "models" / "tuned", seed=1)
-    return path
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(home: Path) -> AsyncIterator[Client]:
-    """One compiler for all of them: a new one would first load what builds need, which takes longer than a build."""
-    async with run_compiler(home) as compiler:
-        yield compiler.client
+def models(stack: Stack) -> Path:
+    """A folder for checkpoints, with two that are not quantized: `tiny` and `tuned`."""
+    path = stack.new_model("tiny")
+    write_checkpoint(path)
+    write_checkpoint(path.with_name("tuned"), seed=1)
+    return path.parent
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
-async def test_quantized_models_compile(client: Client, home: Path, name: str) -> None:
+async def test_quantized_models_compile(client: Client, layout: Layout, models: Path, name: str) -> None:
     level, config, item = CASES[name]
-    fields = {"neuron_config": CONFIG | config, "optimization_level": level}
+    fields = {"model": str(models / "tiny"), "neuron_config": CONFIG | config, "optimization_level": level}
     planned = await client.plan(**fields)
     built = await client.build(name=name, **fields)
-    manifest = open_bundle(Layout(home / "store"), built.digest).manifest
+    manifest = open_bundle(layout, built.digest).manifest
     (shards,) = (one.shards for one in manifest.weight_sets)
     dtypes = {tensor.name: tensor.dtype for tensor in shards[0].tensors}
     assert {dtypes[name] for name in dtypes if name.endswith(".scale")} == {"float32"}
@@ -83,31 +75,34 @@ async def test_quantized_models_compile(client: Client, home: Path, name: str) -
         prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors
     )
 
-    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref=name)
+    request = pb.ShardWeightsRequest(name="tuned", model=str(models / "tuned"), executables_ref=name)
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
-    other = open_bundle(Layout(home / "store"), tuned.digest).manifest
+    other = open_bundle(layout, tuned.digest).manifest
     assert other.graph_abi_digest == manifest.graph_abi_digest
     assert {tensor.name: tensor.dtype for tensor in other.weight_sets[0].shards[0].tensors} == dtypes
 
     if name == "f8e4m3":
-        await check_numbers_that_no_scale_fits(client, home, fields)
+        await check_numbers_that_no_scale_fits(client, layout, models, fields)
 
 
-async def check_numbers_that_no_scale_fits(client: Client, home: Path, fields: dict[str, Any]) -> None:
+async def check_numbers_that_no_scale_fits(
+    client: Client, layout: Layout, models: Path, fields: dict[str, Any]
+) -> None:
     """A compile and `ShardWeights` name them, and leave nothing of the shards."""
-    file = write_checkpoint(home / "models" / "invalid") / "model.safetensors"
+    file = write_checkpoint(models / "invalid") / "model.safetensors"
     tensors = load_file(file)
     tensors["model.layers.1.mlp.up_proj.weight"][2, 3] = np.nan
     save_file(tensors, file)
-    blobs = {path: path.stat().st_size for path in (home / "store" / "blobs").rglob("*")}
+    blobs = {path: path.stat().st_size for path in (layout.root / "blobs").rglob("*")}
+    invalid = {"name": "invalid", "model": str(file.parent)}
     for request in (
-        client.compiler.ShardWeights(pb.ShardWeightsRequest(name="invalid", model="invalid", executables_ref="f8e4m3")),
-        client.compile(name="invalid", model="invalid", **fields),
+        client.compiler.ShardWeights(pb.ShardWeightsRequest(**invalid, executables_ref="f8e4m3")),
+        client.compile(**fields | invalid),
     ):
         how = await client.fail(await request, "INVALID_ARGUMENT", "CHECKPOINT_INVALID")
         assert how.fields == {"model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers"}
-        assert {path: path.stat().st_size for path in (home / "store" / "blobs").rglob("*")} == blobs
-        assert list((home / "store" / ".kiln" / "staging").iterdir()) == []
+        assert {path: path.stat().st_size for path in (layout.root / "blobs").rglob("*")} == blobs
+        assert list((layout.root / ".kiln" / "staging").iterdir()) == []
 
 
 _SCALED: Final = {"direct_cast": False, "quant_dtype": "int8", "k_quant_method": "per_key_symmetric"}
@@ -124,18 +119,16 @@ _BLOCKS: Final = {"is_block_kv_layout": True, "pa_num_blocks": 6, "pa_block_size
     ids=["cast", "scaled", "scaled-compiled"],
 )
 async def test_quantized_caches_compile(
-    client: Client, home: Path, level: int, config: dict[str, Any], item: str
+    *, client: Client, layout: Layout, models: Path, level: int, config: dict[str, Any], item: str
 ) -> None:
     """Their golden checks compare with transformers, which attends to what bytes leave of keys and values."""
-    model = f"{item}-{level}"
-    path = write_checkpoint(home / "models" / model)
+    path = write_checkpoint(models / f"{item}-{level}")
     if item == "int8":
         write_scales(path / "model.safetensors")
     plain = {"seq_len": 16, "max_context_length": 8}
-    fields = {"model": model, "neuron_config": plain | config, "optimization_level": level}
+    fields = {"model": str(path), "neuron_config": plain | config, "optimization_level": level}
     planned = await client.plan(**fields)
-    built = await client.build(name=model, **fields)
-    layout = Layout(home / "store")
+    built = await client.build(name=path.name, **fields)
     tensors = open_bundle(layout, built.digest).manifest.state.tensors
     assert {tensor.dtype for tensor in tensors} == {item}
     assert planned.ranks[0].kv_bytes == sum(prod(tensor.shape) for tensor in tensors)
@@ -157,18 +150,20 @@ def write_scales(path: Path) -> None:
     ("name", "level"),
     [("float", 0), pytest.param("int", 1, marks=pytest.mark.slow), pytest.param("awq", 1, marks=pytest.mark.slow)],
 )
-async def test_quantized_checkpoints_compile(client: Client, home: Path, name: str, level: int) -> None:
+async def test_quantized_checkpoints_compile(
+    client: Client, layout: Layout, models: Path, name: str, level: int
+) -> None:
     """Their golden checks compare with transformers' model, given what the matrices stand for."""
-    path = write_checkpoint(home / "models" / name)
+    path = write_checkpoint(models / name)
     writer = TOKEN_WRITERS.get(name) or WRITERS[name]
     writer.rewrite(path)
-    fields: dict[str, Any] = {"model": name, "neuron_config": {"seq_len": 16, "max_context_length": 8}}
+    fields: dict[str, Any] = {"model": str(path), "neuron_config": {"seq_len": 16, "max_context_length": 8}}
     fields["optimization_level"] = (pb.OPTIMIZATION_LEVEL_O0, pb.OPTIMIZATION_LEVEL_O1)[level]
     planned = await client.plan(**fields)
     built = await client.build(name=name, **fields)
     lost = [warning for warning in built.warnings if "matrices become int8_per_channel, and lose by it" in warning]
     assert len(lost) == (name == "awq")
-    manifest = open_bundle(Layout(home / "store"), built.digest).manifest
+    manifest = open_bundle(layout, built.digest).manifest
     said = manifest.config["neuron_config"]
     assert (said["quantized"], said["quantization_type"]) == (True, "per_channel_symmetric")
     assert said["modules_to_not_convert"] == ["lm_head"]
@@ -184,26 +179,26 @@ async def test_quantized_checkpoints_compile(client: Client, home: Path, name: s
     )
 
     # Weights that are not quantized take their places in the same executables.
-    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref=name)
+    request = pb.ShardWeightsRequest(name="tuned", model=str(models / "tuned"), executables_ref=name)
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
-    other = open_bundle(Layout(home / "store"), tuned.digest).manifest
+    other = open_bundle(layout, tuned.digest).manifest
     assert other.graph_abi_digest == manifest.graph_abi_digest
 
 
 @pytest.mark.slow
-async def test_weights_of_another_directory_compile(client: Client, home: Path) -> None:
+async def test_weights_of_another_directory_compile(client: Client, layout: Layout, models: Path) -> None:
     """The golden check compares with what these stand for; weights of later requests are those of their own models."""
-    path = write_checkpoint(home / "models" / "nxd", seed=2)
+    path = write_checkpoint(models / "nxd", seed=2)
     WRITERS["nxd"].rewrite(path)
     (path / "config.json").unlink()
-    fields = {"neuron_config": CONFIG | {"quantized_checkpoints_path": "nxd"}, "name": "elsewhere"}
-    built = await client.build(**fields, optimization_level=pb.OPTIMIZATION_LEVEL_O0)
-    layout = Layout(home / "store")
+    fields = {"neuron_config": CONFIG | {"quantized_checkpoints_path": str(path)}, "name": "elsewhere"}
+    model = str(models / "tiny")
+    built = await client.build(**fields, model=model, optimization_level=pb.OPTIMIZATION_LEVEL_O0)
     manifest = open_bundle(layout, built.digest).manifest
     assert manifest.config["neuron_config"]["quantization_type"] == "per_channel_symmetric"
     (referrer,) = list_referrers(layout, built.digest, GOLDEN_TYPE)
     assert json.loads(read_referrer(layout, referrer.digest))["max_deviation"] < TOLERANCES["float32"]
     digests = [shard.blob for one in manifest.weight_sets for shard in one.shards]
-    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="elsewhere")
+    request = pb.ShardWeightsRequest(name="tuned", model=str(models / "tuned"), executables_ref="elsewhere")
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
     assert digests != [shard.blob for shard in open_bundle(layout, tuned.digest).manifest.shards()]
