@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from compiler_svc.lower.attend import name_function, write_kernel_source
+from compiler_svc.lower.attend import compile_attend_kernel, name_function, write_kernel_source
+from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.job import LoweringJob
 from tests.kernel_library import load_kernel
 
 #: The dtypes of queries and of caches that are tried.
@@ -23,16 +27,25 @@ PAIRS: Final = (
 )
 
 
+#: The dtypes that the kernel may multiply by pairs.
+_CHOSEN: Final = (torch.bfloat16, torch.bfloat16)
 #: Overrules what the kernel thinks of the processor: it multiplies bfloat16 by pairs if it was compiled for that.
 _CHOOSE: Final = 'extern "C" void multiply_pairs() { kiln::multiplies_pairs = kiln::kHasPairs; }\n'
 
 
+def _compile(job: LoweringJob) -> Iterator[Path]:
+    for pair in PAIRS:
+        if pair != _CHOSEN:
+            yield compile_attend_kernel(job, pair)
+    yield compile_once(job, "attend_pairs", write_kernel_source([_CHOSEN]) + _CHOOSE)
+
+
 class AttendKernel:
-    """The functions for all of `PAIRS`. They are compiled once for all runs, and again after an edit."""
+    """The functions for all of `PAIRS`."""
 
     def __init__(self, isa: str) -> None:
         """Compiles for an instruction set, and multiplies bfloat16 by pairs if that has them."""
-        self._library = load_kernel("attend", write_kernel_source(PAIRS) + _CHOOSE, isa)
+        self._library = load_kernel(isa, _compile)
         self._library.multiply_pairs()
 
     def attend(self, arguments: list[Any], options: dict[str, Any], threads: int = 2) -> Tensor:

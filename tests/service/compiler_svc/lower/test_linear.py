@@ -7,6 +7,7 @@ import mmap
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from bundle.abi.formats import GROUPS
-from compiler_svc.lower.linear import DtypePair, name_function, write_kernel_source
+from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.linear import DtypePair, compile_linear_kernel, name_function
 from execution.quantized_linear import dequantize
 from targets.cpu import X86_64
-from tests.kernel_library import list_isas, load_kernel
+from tests.kernel_library import link_kernel, list_isas, load_kernel
 
 #: By the dtypes of activations and weights: each format's items once, and each dtype of activations with one of them.
 TOLERANCES: dict[DtypePair, float] = {
@@ -46,11 +48,15 @@ class Weight(NamedTuple):
         return self.items.double() if self.scales is None else dequantize(self.items, self.scales).double()
 
 
+def compile_kernels(job: LoweringJob) -> list[Path]:
+    return [compile_linear_kernel(job, pair) for pair in TOLERANCES]
+
+
 def build_multiply(isa: str) -> Multiply:
     """Compiles the kernel for one instruction set; skips the test if this host lacks it."""
     if isa not in X86_64.list_supported():
         pytest.skip(f"this host has no {isa}")
-    functions = load_kernel("linear", write_kernel_source(TOLERANCES), isa)
+    functions = load_kernel(isa, compile_kernels)
 
     def run(
         x: Tensor, weights: Sequence[Weight], threads: int = 2, live: Sequence[int] = (), out: Tensor | None = None
@@ -198,11 +204,13 @@ print(results[0].equal(results[1]))
 
 @pytest.mark.toolchain
 @pytest.mark.parametrize(("stacks", "equal"), [("small", "True"), ("as they are", "False")])
-def test_a_host_that_refuses_tiles_gets_the_numbers_of_the_level_without_them(stacks: str, equal: str) -> None:
+def test_a_host_that_refuses_tiles_gets_the_numbers_of_the_level_without_them(
+    tmp_path: Path, stacks: str, equal: str
+) -> None:
     isas = ("x86-64-v4-amx", "x86-64-v4")
     if isas[0] not in X86_64.list_supported():
         pytest.skip(f"this host has no {isas[0]}")
-    paths = [load_kernel("linear", write_kernel_source(TOLERANCES), isa)._name for isa in isas]
+    paths = [link_kernel(tmp_path, isa, compile_kernels) for isa in isas]
     process = subprocess.run(
         [sys.executable, "-c", _REFUSED, *paths, stacks], capture_output=True, text=True, check=False
     )

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from compiler_svc.lower.top import use_top_kernel, write_kernel_source
+from compiler_svc.lower.top import compile_top_kernel, use_top_kernel
 from execution.candidates import take_top
 from tests.kernel_library import load_kernel
 
 
+@cache
+def load_functions() -> ctypes.CDLL:
+    return load_kernel("x86-64-v3", lambda job: [compile_top_kernel(job)])
+
+
 def find_top(keys: Tensor, count: int, live: int) -> Tensor:
-    functions = load_kernel("top", write_kernel_source(), "x86-64-v3")
+    functions = load_functions()
     places = torch.full((len(keys), count), -1, dtype=torch.int64)
     functions.set_threads(2)
     functions.kiln_take_top(
