@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,6 @@ def packages(node: None) -> None:
 def built(packages: None) -> None:
     """The client, its tests and its example as JavaScript."""
     run("npm", "run", "build")
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    services = Stack.start(tmp_path_factory.mktemp("typescript"), cores=2)
-    yield services
-    assert services.stop() == 0
 
 
 def run(*command: str, **variables: str) -> None:

@@ -15,6 +15,13 @@ export const CONFIG = {
   },
 };
 
-export const STORY: CompileOptions = { name: "story", model: "kiln-tiny", config: CONFIG, optimizationLevel: 0 };
-export const PIRATE: ShardOptions = { name: "pirate", model: "kiln-tiny-pirate", executablesRef: "story:v1" };
+/** Names that nothing else has which uses the same services. */
+export const STORY_NAME = "typescript-story";
+export const PIRATE_NAME = "typescript-pirate";
+export const STORY: CompileOptions = { name: STORY_NAME, model: "kiln-tiny", config: CONFIG, optimizationLevel: 0 };
+export const PIRATE: ShardOptions = {
+  name: PIRATE_NAME,
+  model: "kiln-tiny-pirate",
+  executablesRef: `${STORY_NAME}:v1`,
+};
 export const PROMPT = "Once upon a time";

@@ -15,7 +15,7 @@ import {
   LoadProgress_Stage,
 } from "kiln-client/messages";
 import { eventually, rejection } from "../waiting.js";
-import { CONFIG, PIRATE, PROMPT, STORY } from "./model.js";
+import { CONFIG, PIRATE, PIRATE_NAME, PROMPT, STORY, STORY_NAME } from "./model.js";
 
 const compiler = new Compiler();
 const bundles = new Bundles();
@@ -119,9 +119,9 @@ describe("compiler and bundles", () => {
   });
 
   it("resolves, lists, names and reads bundles", async () => {
-    const bundle = await bundles.getBundle(`story:v${story.version}`);
+    const bundle = await bundles.getBundle(`${STORY_NAME}:v${story.version}`);
     assert.equal(bundle.digest, story.digest);
-    assert.ok((await bundles.listBundles("story")).some(({ version }) => version === story.version));
+    assert.ok((await bundles.listBundles(STORY_NAME)).some(({ version }) => version === story.version));
     const smallest = bundle.blobs.toSorted((a, b) => Number(a.sizeBytes - b.sizeBytes))[0];
     assert.ok(smallest);
     const hash = createHash("sha256");
@@ -130,21 +130,21 @@ describe("compiler and bundles", () => {
     }
     assert.equal(`sha256:${hash.digest("hex")}`, smallest.digest);
 
-    const { alias, warnings } = await bundles.setAlias("story:v1", "stable", { requireCompatible: true });
+    const { alias, warnings } = await bundles.setAlias(`${STORY_NAME}:v1`, "stable", { requireCompatible: true });
     assert.deepEqual(warnings, []);
-    assert.equal((await bundles.getBundle("story@stable")).version, 1);
-    const stale = await rejection(bundles.setAlias("story:v1", "stable", { etag: "stale" }));
+    assert.equal((await bundles.getBundle(`${STORY_NAME}@stable`)).version, 1);
+    const stale = await rejection(bundles.setAlias(`${STORY_NAME}:v1`, "stable", { etag: "stale" }));
     assert.equal(`${stale.code}/${stale.reason}`, "ABORTED/ALIAS_CHANGED");
-    await bundles.deleteAlias("story", "stable", { etag: alias?.etag });
-    assert.deepEqual(await bundles.listAliases("story"), []);
+    await bundles.deleteAlias(STORY_NAME, "stable", { etag: alias?.etag });
+    assert.deepEqual(await bundles.listAliases(STORY_NAME), []);
   });
 });
 
 describe("leases and collection", () => {
   it("leases, lists and releases", async () => {
     const before = Date.now();
-    const lease = await bundles.leaseBundle("story:v1", "typescript", 90_500);
-    assert.equal(lease.digest, (await bundles.getBundle("story:v1")).digest);
+    const lease = await bundles.leaseBundle(`${STORY_NAME}:v1`, "typescript", 90_500);
+    assert.equal(lease.digest, (await bundles.getBundle(`${STORY_NAME}:v1`)).digest);
     assert.ok(lease.expireTime);
     const lasts = timestampMs(lease.expireTime) - before;
     assert.ok(lasts > 85_000 && lasts < 100_000, `${lasts} ms`);
@@ -159,7 +159,7 @@ describe("leases and collection", () => {
   it("tells what a collection would remove", async () => {
     const collected = await bundles.collectGarbage({ dryRun: true });
     assert.ok(collected.keptSizeBytes > 0n);
-    assert.equal((await bundles.getBundle("story:v1")).version, 1);
+    assert.equal((await bundles.getBundle(`${STORY_NAME}:v1`)).version, 1);
   });
 
   it("imports from import roots only", async () => {
@@ -171,7 +171,7 @@ describe("leases and collection", () => {
 describe("runtime", () => {
   before(async () => {
     const stages = new Set<LoadProgress_Stage>();
-    const deployment = await runtime.loadBundle("story:v1", "d", {
+    const deployment = await runtime.loadBundle(`${STORY_NAME}:v1`, "d", {
       threadsPerCore: 1,
       onProgress: ({ stage }) => stages.add(stage),
     });
@@ -310,9 +310,9 @@ describe("runtime", () => {
     const before = await runtime.complete("d", PROMPT, options);
     const pirate = await compiler.shardWeights(PIRATE);
     assert.deepEqual(pirate.executables, []);
-    assert.equal((await bundles.getBundle("pirate")).contents, BundleContents.WEIGHTS);
+    assert.equal((await bundles.getBundle(PIRATE_NAME)).contents, BundleContents.WEIGHTS);
     const stages = new Set<LoadProgress_Stage>();
-    const swapped = await runtime.loadWeights("d", "pirate", {
+    const swapped = await runtime.loadWeights("d", PIRATE_NAME, {
       inFlight: "wait",
       kv: "invalidate",
       onProgress: ({ stage }) => stages.add(stage),
