@@ -6,6 +6,7 @@ action cache once it has the result. So a build that fails or is killed leaves n
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -258,6 +259,9 @@ def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Check
 def _add_describing_files(writer: BundleWriter, checkpoint: Checkpoint) -> None:
     for file in checkpoint.describing_files:
         writer.add_blob(file.path, file.media_type, file.path.name)
+    if checkpoint.is_gguf:
+        content = json.dumps(checkpoint.whole_config, indent=2, sort_keys=True, allow_nan=False)
+        writer.add_blob(content.encode(), "application/json", "config.json")
 
 
 def _find_blob(layout: Layout, aside: Layout, digest: str) -> Path:

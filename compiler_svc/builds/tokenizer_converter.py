@@ -18,6 +18,7 @@ import msgspec
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from transformers import PreTrainedTokenizerFast
+from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from bundle.host.confinement import TEXT, confine, measure_data
@@ -31,7 +32,7 @@ from compiler_svc.builds.tokenizer_comparison import (
     write_files,
 )
 from compiler_svc.builds.tokenizer_orders import Answer, Comparison, Conversion, Made, NotMade, Order, OutOfMemory
-from compiler_svc.weights.tokenizer_sources import BYTE_LEVEL, SENTENCEPIECE, TOKENIZER_CONFIG, TOKENIZER_FILE
+from compiler_svc.weights.tokenizer_sources import BYTE_LEVEL, GGUF, SENTENCEPIECE, TOKENIZER_CONFIG, TOKENIZER_FILE
 from execution.forkserver.task import decode, serve_order
 from execution.text.chat_template import ChatTemplateError
 
@@ -69,9 +70,8 @@ def _answer(order: Order) -> Answer:
 
 def convert(given: Conversion) -> Made | NotMade:
     """Converts a tokenizer. Where its class knows other special tokens than a runtime reads, templates get these."""
-    convert_kind = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[given.kind]
     try:
-        tokenizer, warnings = convert_kind(given.directory, _list_classes(given.directory, given.classes))
+        tokenizer, warnings = _CONVERTERS[given.kind](given.directory, _list_classes(given.directory, given.classes))
     except _UnconvertibleError as error:
         return error.answer
     files = {TOKENIZER_FILE: str(tokenizer.backend_tokenizer.to_str()).encode()}
@@ -82,6 +82,8 @@ def convert(given: Conversion) -> Made | NotMade:
         return Made(files, warnings)
     if (difference := reading.find_token_difference(tokenizer, given.vocab_size)) is not None:
         files[TOKENIZER_CONFIG] = reading.write_config(tokenizer, given.vocab_size)
+        if given.kind == GGUF.kind:  # it has no such file
+            return Made(files, warnings)
         made_by = f"the bundle has that of {type(tokenizer).__name__} of transformers"
         warnings = (*warnings, f"{TOKENIZER_CONFIG}: {made_by}; with the checkpoint's, {difference}")
     return Made(files, warnings)
@@ -147,6 +149,21 @@ def _convert_byte_level(directory: Path, classes: Sequence[str]) -> _Tokenizer:
     return tokenizer, ()
 
 
+def _convert_gguf(directory: Path, _: Sequence[str]) -> _Tokenizer:
+    (file,) = GGUF.files
+    try:
+        architecture, vocabulary, config = get_gguf_tokenizer(str(directory / file))
+        tokenizer, options = convert_gguf_tokenizer(architecture, vocabulary)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **config | options), ()
+    # As of other conversions.
+    except BaseException as error:
+        raise_memory_error(error)
+        detail = f"a vocabulary that transformers does not convert ({describe_error(error)})"
+        raise _UnconvertibleError(
+            "tokenizer.ggml", detail, "a vocabulary of llama.cpp's types llama or gpt2"
+        ) from error
+
+
 def _choose_tokenizer(
     directory: Path,
     file: str,
@@ -192,6 +209,13 @@ def _list_differences(tokenizer: PreTrainedTokenizerFast, reference: Any, texts:
     for text in texts:
         if tokenizer.encode(text, add_special_tokens=False) != reference.encode(text):
             yield text
+
+
+_CONVERTERS: Final = {
+    SENTENCEPIECE.kind: _convert_sentencepiece,
+    BYTE_LEVEL.kind: _convert_byte_level,
+    GGUF.kind: _convert_gguf,
+}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -25,7 +25,13 @@ from compiler_svc.builds.tokenizer_orders import Answer, Comparison, Conversion,
 from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from compiler_svc.weights.tokenizer_sources import TOKENIZER_CONFIG, TOKENIZER_FILE, find_source, has_tokenizer_file
+from compiler_svc.weights.tokenizer_sources import (
+    GGUF,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILE,
+    find_source,
+    has_tokenizer_file,
+)
 from execution.failure import name_cause
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import ForkserverClient
@@ -107,8 +113,9 @@ def follow_transformers(
 def _stage(checkpoint: Checkpoint, staged: Path) -> Path:
     """Links the files in a folder: transformers would read more of the checkpoint's directory than has been checked."""
     staged.mkdir()
-    for file in (checkpoint.path / "config.json", *checkpoint.tokenizer_files):
-        (staged / file.name).symlink_to(file.resolve())
+    for file in (*checkpoint.config_files, *checkpoint.tokenizer_files):
+        name = GGUF.files[0] if file == checkpoint.path else file.name
+        (staged / name).symlink_to(file.resolve())
     return staged
 
 
@@ -117,7 +124,8 @@ def _take(checkpoint: Checkpoint, answer: Made | NotMade, directory: Path) -> tu
         raise CheckpointInvalid(checkpoint.path, answer.file, answer.detail, answer.accepted)
     if not answer.files:
         return checkpoint, answer.warnings
-    files = {file.name: file for file in checkpoint.tokenizer_files}
+    # The runtime reads nothing of a GGUF file.
+    files = {file.name: file for file in checkpoint.tokenizer_files if file != checkpoint.path}
     for name in _MADE_FILES & answer.files.keys():
         files[name] = directory / name
         files[name].write_bytes(answer.files[name])

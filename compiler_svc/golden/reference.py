@@ -69,7 +69,7 @@ class Reference:
         with self._naming_failures(None):
             config = model.config_class.from_dict(attributes)
         source: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.path}
-        if quantization is not None or checkpoint.packed:
+        if quantization is not None or checkpoint.packed or checkpoint.is_gguf:
             source = {"pretrained_model_name_or_path": None, "state_dict": read_dequantized(checkpoint, quantization)}
         if quantization is not None:
             # transformers would tie a quantized head again to the table that is not quantized.

@@ -186,16 +186,16 @@ def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> 
 
 
 def find_checkpoint(model: str, model_roots: tuple[Path, ...], *, field: str = "model") -> Path:
-    """Finds the checkpoint's directory, which a field of a request names: the first that exists, absolute or below a
-    model root, links resolved.
+    """Finds the checkpoint's directory or GGUF file, which a field of a request names: the first that exists, absolute
+    or below a model root, links resolved.
     """
-    accepted = f"a directory below {' or '.join(map(str, model_roots))} on the compiler's host"
+    accepted = f"a directory, or a GGUF file, below {' or '.join(map(str, model_roots))} on the compiler's host"
     if not model or "\0" in model:
         raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted, field)
     try:
         roots = [root.resolve() for root in model_roots]
         inside = [path for root in roots if _is_below(path := (root / model).resolve(), roots)]
-        existing = next((path for path in inside if path.is_dir()), None)
+        existing = next((path for path in inside if path.is_dir() or path.is_file()), None)
         named = [path for root in roots if _is_below(path := Path(os.path.normpath(root / model)), roots)]
         leads_outside = any(not _is_below(path.resolve(), roots) for path in named)
     except (OSError, RuntimeError) as error:  # a name too long; a link that leads to itself

@@ -28,6 +28,7 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import write_document
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.gguf.model import GgufTensor
 from compiler_svc.weights.held_sizes import check_sizes
 from compiler_svc.weights.packed import PackedMatrix
 from targets.registry import TARGETS
@@ -138,8 +139,10 @@ def _check_float8(checkpoint: Checkpoint, description: ModelDescription, target:
             raise ConfigInvalid([FieldViolation("neuron_config.quantization_dtype", value, accepted)])
 
 
-def may_misread(matrix: PackedMatrix, target: TargetKind) -> bool:
+def may_misread(matrix: PackedMatrix | GgufTensor, target: TargetKind) -> bool:
     """Whether a target may read large items as infinities: NxD's float8 ends at 240, that of others at 448."""
+    if isinstance(matrix, GgufTensor):
+        return False
     return target in OLD_FLOAT8 and matrix.kept_item == "float8_e4m3fn" and matrix.packing != UNSAID
 
 

@@ -9,10 +9,12 @@ from typing import Any, Final
 from bundle.abi.formats import FORMATS, GROUPS
 from bundle.manifest import TargetKind
 from compiler_svc.config import NeuronConfig
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.transforms import INT4
 from compiler_svc.planning.build_plan import choose_changes, may_misread
 from compiler_svc.sharding.plan import find_matrices
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.gguf.model import GgufTensor
 from compiler_svc.weights.packed import PackedMatrix
 from targets.cpu import CPU
 
@@ -33,9 +35,10 @@ def read_quantization(checkpoint: Checkpoint, target: TargetKind) -> dict[str, A
 
     Items that the target does not have, such as those of two bits, become int8.
     """
-    if not checkpoint.packed:
+    # Tables of embeddings become floats, so that their bits say nothing.
+    matrices = _find_packed(checkpoint, checkpoint.description).values()
+    if not matrices:
         return {}
-    matrices = checkpoint.packed.values()
     kept = {None if _is_foreign(matrix, target) else matrix.kept_item for matrix in matrices}
     word = _WORDS.get(kept.pop(), "int8") if len(kept) == 1 else "int8"
     if word == INT4 and (group := min(matrix.kept_group for matrix in matrices)) != GROUPS[0]:
@@ -51,8 +54,8 @@ def read_quantization(checkpoint: Checkpoint, target: TargetKind) -> dict[str, A
 
 
 def _find_activations(checkpoint: Checkpoint) -> str:
-    """How the checkpoint's layers quantize what they multiply; see `Packing.activations`."""
-    return next((matrix.packing.activations for matrix in checkpoint.packed.values()), "")
+    """How the checkpoint's layers quantize what they multiply; see `Packing`."""
+    return next((matrix.activations for matrix in checkpoint.packed.values()), "")
 
 
 def note_activations(checkpoint: Checkpoint, config: NeuronConfig) -> Iterator[str]:
@@ -69,7 +72,15 @@ def note_activations(checkpoint: Checkpoint, config: NeuronConfig) -> Iterator[s
         yield "model: activations are not quantized, although its quantization_config says that they may be"
 
 
-def _is_foreign(matrix: PackedMatrix, target: TargetKind) -> bool:
+def _find_packed(checkpoint: Checkpoint, description: ModelDescription) -> dict[str, PackedMatrix | GgufTensor]:
+    """The quantized matrices of linear layers."""
+    if not checkpoint.packed:
+        return {}
+    names = {name for _, names in find_matrices(description, checkpoint) for name in names}
+    return {name: one for name, one in checkpoint.packed.items() if name in names}
+
+
+def _is_foreign(matrix: PackedMatrix | GgufTensor, target: TargetKind) -> bool:
     """Whether only other targets have the items; no cores have four bits in groups."""
     return may_misread(matrix, target) or (matrix.kept_item == "uint8" and target != CPU.kind)
 
@@ -82,15 +93,16 @@ def list_plain(checkpoint: Checkpoint) -> list[str]:
 
 def warn_of_other_bits(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """Warns if matrices that the checkpoint has quantized do not stay as they are."""
-    count = len(checkpoint.packed)
-    if not count:
+    if not checkpoint.packed:
         return ()
     description = choose_changes(config).apply(checkpoint.description)
+    matrices = _find_packed(checkpoint, description)
+    count, tables = len(matrices), len(checkpoint.packed) - len(matrices)
     formats = {name: one.format for one, names in find_matrices(description, checkpoint) for name in names}
-    dense = sum(not formats.get(name) for name in checkpoint.packed)
+    dense = sum(not formats.get(name) for name in matrices)
     lost = Counter(
         formats[name]
-        for name, matrix in checkpoint.packed.items()
+        for name, matrix in matrices.items()
         if formats.get(name) and not matrix.fits(FORMATS[formats[name]])
     )
     kept_small = "neuron_config.quantized keeps them small"
@@ -100,4 +112,5 @@ def warn_of_other_bits(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[st
             f"model: {number} of {count} quantized matrices become {name}, and lose by it"
             for name, number in lost.items()
         ),
+        *([f"model: {tables} quantized tables become {config.torch_dtype}, as all embeddings"] if tables else []),
     )

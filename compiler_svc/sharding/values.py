@@ -31,7 +31,7 @@ from compiler_svc.models.sources import (
     list_tensors,
 )
 from compiler_svc.sharding.parts import Block, Values, list_blocks
-from compiler_svc.weights.unpacking import UnpackedMatrix
+from compiler_svc.weights.unpacking import OpenedMatrix
 from execution.dtypes import TORCH_DTYPES
 
 #: Items of a matrix that are looked at together for its scales: 8 MiB of float32.
@@ -49,7 +49,7 @@ class Reader(Protocol):
         """Reads a tensor that is not quantized."""
         ...
 
-    def unpack(self, name: str) -> UnpackedMatrix | None:
+    def unpack(self, name: str) -> OpenedMatrix | None:
         """Opens a matrix that is; None if it is not."""
         ...
 
@@ -119,7 +119,7 @@ class SourceReader:
         return partial(_copy_items, self.open(source.matrix, rank), scales, row)
 
     def _open_grouped(
-        self, source: Items | Scales, rank: int, kept: list[tuple[Sliced, UnpackedMatrix]] | None
+        self, source: Items | Scales, rank: int, kept: list[tuple[Sliced, OpenedMatrix]] | None
     ) -> Values:
         row, has_scales = FORMATS[source.format], isinstance(source, Scales)
         if kept is None:
@@ -177,7 +177,7 @@ class SourceReader:
         value = f"{least[output, group]:g} to {most[output, group]:g} in the group of {size} weights at {place}"
         self._reader.refuse(name, value, "groups whose largest and smallest weight differ by a float32")
 
-    def _find_kept(self, source: Quantized) -> list[tuple[Sliced, UnpackedMatrix]] | None:
+    def _find_kept(self, source: Quantized) -> list[tuple[Sliced, OpenedMatrix]] | None:
         """The parts of a matrix that the checkpoint has in the source's format; None if one is something else."""
         row, kept = FORMATS[source.format], []
         for part in source.matrix.parts if isinstance(source.matrix, Joined) else (source.matrix,):
@@ -214,7 +214,7 @@ def _compute(source: RopeSource | SlopeSource | RankSource, rank: int) -> Tensor
     return torch.tensor([rank], dtype=torch.int32)
 
 
-def _join_scales(kept: Sequence[tuple[Sliced, UnpackedMatrix]]) -> Tensor:
+def _join_scales(kept: Sequence[tuple[Sliced, OpenedMatrix]]) -> Tensor:
     """The scales of the outputs of several parts, or a single one."""
     if len(kept) == 1 and kept[0][1].scales.numel() == 1:
         return kept[0][1].scales[0]
@@ -226,7 +226,7 @@ def _join_scales(kept: Sequence[tuple[Sliced, UnpackedMatrix]]) -> Tensor:
     )
 
 
-def _copy_rows(matrix: UnpackedMatrix, block: Block, target: Tensor) -> None:
+def _copy_rows(matrix: OpenedMatrix, block: Block, target: Tensor) -> None:
     rows, columns = block
     target.copy_(matrix.read_rows(*rows)[:, slice(*columns)])
 
@@ -262,12 +262,12 @@ def _find_inputs(row: WeightFormat, size: int, block: Block) -> tuple[int, int]:
     return first // size * row.group, last // size * row.group
 
 
-def _copy_kept_items(matrix: UnpackedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
+def _copy_kept_items(matrix: OpenedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
     first, last = _find_inputs(row, row.group // 2, block)
     target.copy_(_pack(matrix.read_items(*block[0])[:, first:last]))
 
 
-def _copy_kept_scales(matrix: UnpackedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
+def _copy_kept_scales(matrix: OpenedMatrix, row: WeightFormat, block: Block, target: Tensor) -> None:
     first, last = _find_inputs(row, 2, block)
     target.copy_(matrix.read_groups(*block[0], torch.arange(first, last, row.group)).flatten(1))
 

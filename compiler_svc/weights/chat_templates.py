@@ -36,16 +36,20 @@ def read_chat_templates(directory: CheckpointDirectory) -> Mapping[str, str]:
     templates = {name: directory.read_text(f"{FOLDER}/{name}{SUFFIX}") for name in list_template_files(directory)}
     if directory.has(DEFAULT_FILE):
         templates[DEFAULT_CHAT_TEMPLATE] = directory.read_text(DEFAULT_FILE)
-    templates = templates or _read_configured(directory)
+    return check_templates(directory.path, templates or _read_configured(directory))
+
+
+def check_templates(path: Path, templates: Mapping[str, str]) -> Mapping[str, str]:
+    """Checks that a checkpoint's templates are not too many or too long, and have names that can be shown."""
     size = sum(map(len, templates.values()))
     if len(templates) > MAX_TEMPLATES or size > MAX_TEXT_BYTES:
         value = f"{len(templates)} chat templates of {size} characters"
         accepted = f"at most {MAX_TEMPLATES} of {MAX_TEXT_BYTES} characters together"
-        raise CheckpointInvalid(directory.path, "chat templates", value, accepted)
+        raise CheckpointInvalid(path, "chat templates", value, accepted)
     for name in templates:
         if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
             accepted = f"a name of at most {MAX_NAME_CHARACTERS} characters"
-            raise CheckpointInvalid(directory.path, "chat templates", repr(name[: 2 * MAX_NAME_CHARACTERS]), accepted)
+            raise CheckpointInvalid(path, "chat templates", repr(name[: 2 * MAX_NAME_CHARACTERS]), accepted)
     return templates
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint directory, opened lazily: reads headers and JSON at once, tensors on demand."""
+"""A Hugging Face directory or a GGUF file, opened lazily: reads headers and JSON at once, tensors on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.errors import ModelError
 from compiler_svc.models.packings import UNSAID, Packing, read_packing
 from compiler_svc.models.registry import describe_model, read_text_config
-from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
+from compiler_svc.weights.chat_templates import (
+    DEFAULT_FILE,
+    check_templates,
+    list_template_files,
+    read_chat_templates,
+)
 from compiler_svc.weights.directory import CheckpointDirectory
 from compiler_svc.weights.errors import (
     CheckpointError,
@@ -24,6 +29,8 @@ from compiler_svc.weights.errors import (
     CheckpointNotFound,
     QuantizedCheckpointInvalid,
 )
+from compiler_svc.weights.gguf.header import read_header
+from compiler_svc.weights.gguf.model import GgufModel, GgufTensor
 from compiler_svc.weights.headers import TensorHeader, read_headers, read_sharded_headers, read_weight_map
 from compiler_svc.weights.packed import PackedMatrix, find_packed
 
@@ -91,6 +98,7 @@ class Checkpoint:
         template_files: Files of chat templates other than the default, by the template's name.
         whole_config: `config.json` as the file has it.
         packed: Matrices that are quantized, by name. `tensors` has them as if they were not.
+        gguf: Tensors of a GGUF file, by name; its `path` is that file, and its `tokenizer_files` have the vocabulary.
         surplus: Tensors that were set aside; see `weights.inventory`.
         weights_path: The directory of its weights, if that is another one.
     """
@@ -106,7 +114,8 @@ class Checkpoint:
     chat_templates: Mapping[str, str]
     template_files: Mapping[str, Path]
     whole_config: Mapping[str, Any] = field(default_factory=dict)
-    packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
+    packed: Mapping[str, PackedMatrix | GgufTensor] = field(default_factory=dict)
+    gguf: Mapping[str, GgufTensor] = field(default_factory=dict)
     surplus: tuple[SurplusTensor, ...] = ()
     weights_path: Path | None = None
 
@@ -114,6 +123,16 @@ class Checkpoint:
     def description(self) -> ModelDescription:
         """What `config` describes; raises ModelConfigInvalid or ModelNotServed if this compiler does not build it."""
         return describe_model(self.config)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is one GGUF file."""
+        return bool(self.gguf)
+
+    @property
+    def config_files(self) -> tuple[Path, ...]:
+        """`config.json`, if it has one: of a GGUF file, the same bytes say what the model is."""
+        return () if self.is_gguf else (self.path / CONFIG_FILE,)
 
     @property
     def is_pickled(self) -> bool:
@@ -125,7 +144,8 @@ class Checkpoint:
         """Reads a checkpoint's JSON and tensor headers, but no weights.
 
         Args:
-            path: A directory with `config.json` and `model.safetensors`, `pytorch_model.bin` or the index of either.
+            path: A directory with `config.json` and `model.safetensors`, `pytorch_model.bin` or the index of either;
+                or a GGUF file.
             roots: Directories that must contain its files, after symbolic links are followed; empty allows any.
             read_pickles: If false, pickled files stay closed, since opening them needs torch, and `tensors` is empty.
         """
@@ -137,8 +157,10 @@ class Checkpoint:
         directory = CheckpointDirectory(path, roots)
         # As clients name it; a compile that is resumed knows its path alone.
         named = next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path)
+        if path.is_file():
+            return cls._open_gguf(CheckpointDirectory(path.parent, roots).file(path.name))
         if not path.is_dir():
-            raise CheckpointNotFound(named, "no such directory", "a Hugging Face model directory")
+            raise CheckpointNotFound(named, "no such directory", "a Hugging Face model directory, or a GGUF file")
         if not directory.has(CONFIG_FILE):
             raise CheckpointNotFound(named, f"has no {CONFIG_FILE}", f"a directory with {CONFIG_FILE}")
         config = directory.read_json(CONFIG_FILE)
@@ -160,12 +182,37 @@ class Checkpoint:
             whole_config=config,
         )
 
+    @classmethod
+    def _open_gguf(cls, path: Path) -> Checkpoint:
+        model = GgufModel(path, read_header(path))
+        config = read_text_config(model.config)
+        return cls(
+            path=path,
+            files=(path,),
+            index=None,
+            tensors={
+                name: TensorHeader(name, one.type.dtype or "float32", one.shape, path)
+                for name, one in model.tensors.items()
+            },
+            config=config,
+            generation_config={},
+            tokenizer_files=(path,) if model.has_tokenizer else (),
+            describing_files=(),
+            chat_templates=check_templates(path, model.chat_templates),
+            template_files={},
+            whole_config=config,
+            packed={name: one for name, one in model.tensors.items() if not one.type.dtype},
+            gguf=model.tensors,
+        )
+
     def with_weights(self, path: Path, *, roots: Sequence[Path] = (), read_pickles: bool = True) -> Checkpoint:
         """The checkpoint with the quantized weights of another directory in place of its own; takes what `open` takes.
 
         The directory's own `config.json`, if it has one, says how they are quantized. Raises QuantizedCheckpointInvalid
-        if there are none.
+        if there are none, or if this is a GGUF file.
         """
+        if self.is_gguf:
+            raise QuantizedCheckpointInvalid(path.name, "which takes the place of no GGUF file's weights")
         with reading(lambda detail: QuantizedCheckpointInvalid(path.name, detail)):
             directory = CheckpointDirectory(path, tuple(root.resolve() for root in roots))
             weights = _find_weights(directory)
@@ -219,7 +266,7 @@ def _list_describing_files(directory: CheckpointDirectory) -> Iterator[Describin
 
 def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Path], str]) -> str:
     """Hashes the names and digests of `config.json`, the index of a sharded checkpoint and the weight files."""
-    files = [checkpoint.path / CONFIG_FILE, *checkpoint.files, *filter(None, [checkpoint.index])]
+    files = [*checkpoint.config_files, *checkpoint.files, *filter(None, [checkpoint.index])]
     with reading(lambda detail: CheckpointInvalid(checkpoint.path, ".", detail, _LASTING)):
         digests = {file.name: digest_file(file) for file in files}
         if checkpoint.weights_path is not None and (said := checkpoint.weights_path / CONFIG_FILE).is_file():

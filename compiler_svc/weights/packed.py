@@ -70,6 +70,11 @@ class PackedMatrix:
         is_kept = not self.packing.bits and not has_zeros and self.scale_grid in {(1, 1), (self.shape[0], 1)}
         return self.items.dtype if is_kept else None
 
+    @property
+    def activations(self) -> str:
+        """How layers quantize what they multiply by it; see `Packing`."""
+        return self.packing.activations
+
     def fits(self, row: WeightFormat) -> bool:
         """Whether a format can have its items and scales as they are."""
         if row.group and self.shared_scale[1] % row.group:

@@ -19,9 +19,11 @@ from bundle.host.shortage import find_shortage
 from compiler_svc.models.surplus import BIAS
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.gguf.model import GgufTensor
+from compiler_svc.weights.gguf.values import OpenedBlocks, map_file, read_floats
 from compiler_svc.weights.headers import TensorHeader
 from compiler_svc.weights.pickle_files import load_pickle
-from compiler_svc.weights.unpacking import UnpackedMatrix
+from compiler_svc.weights.unpacking import OpenedMatrix, UnpackedMatrix
 
 #: Items that are looked at together.
 _CHUNK_ITEMS: Final = 1 << 24
@@ -51,16 +53,21 @@ class TensorReader:
             return matrix.read_rows(0, matrix.matrix.shape[0])
         return self._read(self._checkpoint.tensors[name])
 
-    def _unpack(self, name: str) -> UnpackedMatrix | None:
-        if name not in self._checkpoint.packed:
+    def _unpack(self, name: str) -> OpenedMatrix | None:
+        packed = self._checkpoint.packed.get(name)
+        if packed is None:
             return None
-        matrix = UnpackedMatrix.open(self._checkpoint.packed[name], self._read)
+        if isinstance(packed, GgufTensor):
+            return OpenedBlocks(packed, self._open_gguf(packed))
+        matrix = UnpackedMatrix.open(packed, self._read)
         if mistakes := list(matrix.list_mistakes()):
             raise CheckpointInvalid.listing(self._checkpoint.path, mistakes)
         return matrix
 
     def _read(self, header: TensorHeader) -> torch.Tensor:
         name = header.name
+        if (stored := self._checkpoint.gguf.get(name)) is not None:
+            return read_floats(stored, self._open_gguf(stored))
         try:
             source = self._open(header.file)
             tensor: torch.Tensor = source[name] if isinstance(source, Mapping) else source.get_tensor(name)
@@ -69,6 +76,18 @@ class TensorReader:
         if tuple(tensor.shape) != header.shape:
             raise self._changed(header, f"{name} has shape {list(tensor.shape)}")
         return tensor
+
+    def _open_gguf(self, tensor: GgufTensor) -> torch.Tensor:
+        """The mapped file, which has all that its header says."""
+        try:
+            if tensor.file not in self._opened:
+                self._opened[tensor.file] = map_file(tensor.file)
+        except (OSError, RuntimeError) as error:
+            raise find_shortage(error) or self._changed(self._checkpoint.tensors[tensor.name], str(error)) from error
+        data: torch.Tensor = self._opened[tensor.file]
+        if len(data) < tensor.stored.start_byte + tensor.stored.size_bytes:
+            raise self._changed(self._checkpoint.tensors[tensor.name], f"it has {len(data)} bytes")
+        return data
 
     def trim(self) -> None:
         """Unmaps the files if more than `MAX_MAPPED_BYTES` of them have been touched; `read` maps them again.

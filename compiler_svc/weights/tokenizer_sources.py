@@ -24,6 +24,8 @@ class TokenizerSource:
 
 
 SENTENCEPIECE: Final = TokenizerSource("sentencepiece", ("tokenizer.model",))
+#: The vocabulary of a GGUF file, whatever its name.
+GGUF: Final = TokenizerSource("GGUF", ("model.gguf",))
 BYTE_LEVEL: Final = TokenizerSource("byte-level BPE", ("vocab.json", "merges.txt"))
 SOURCES: Final = (SENTENCEPIECE, BYTE_LEVEL)
 
@@ -37,13 +39,15 @@ def find_source(checkpoint: Checkpoint) -> TokenizerSource | None:
     """The files that a build converts; None if there is a `tokenizer.json`, or nothing that a build can convert."""
     if has_tokenizer_file(checkpoint):
         return None
+    if checkpoint.is_gguf:
+        return GGUF if checkpoint.tokenizer_files else None
     names = _list_names(checkpoint)
     return next((source for source in SOURCES if names.issuperset(source.files)), None)
 
 
 def find_incomplete_source(checkpoint: Checkpoint) -> TokenizerSource | None:
     """The form of which a checkpoint without any whole tokenizer has some files, and lacks others; None otherwise."""
-    if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None:
+    if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None or checkpoint.is_gguf:
         return None
     names = _list_names(checkpoint)
     return next((source for source in SOURCES if not names.isdisjoint(source.files)), None)

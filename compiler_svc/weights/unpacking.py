@@ -4,15 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from bundle.abi.formats import WeightFormat
 from bundle.errors import FieldViolation
 from compiler_svc.models.packings import Packing
 from compiler_svc.weights.headers import TensorHeader
 from compiler_svc.weights.packed import PackedMatrix
+
+
+class QuantizedMatrix(Protocol):
+    """A matrix [outputs, inputs] that a checkpoint has quantized, as its headers say."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs and inputs."""
+        ...
+
+    def fits(self, row: WeightFormat) -> bool:
+        """Whether a format can have its items and scales as they are."""
+        ...
+
+
+class OpenedMatrix(Protocol):
+    """Its values. Only those that fit a format have items, scales and groups."""
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        """What its headers say."""
+        ...
+
+    @property
+    def items(self) -> Tensor:
+        """Items as the checkpoint has them."""
+        ...
+
+    @property
+    def scales(self) -> Tensor:
+        """Scales, float32: a row of them for each output or for some outputs."""
+        ...
+
+    def read_rows(self, start: int, stop: int) -> Tensor:
+        """The weights of outputs `start` to `stop`, float32 [outputs, inputs]."""
+        ...
+
+    def read_items(self, start: int, stop: int) -> Tensor:
+        """The items of outputs `start` to `stop` [outputs, inputs]."""
+        ...
+
+    def read_groups(self, start: int, stop: int, inputs: Tensor) -> Tensor:
+        """What makes weights of the items of some inputs: a factor, and what to add; float32 [outputs, inputs, 2]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

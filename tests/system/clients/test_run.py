@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
+from tests.checkpoints.gguf_files import write_gguf
 from tests.repository import ROOT
 from tests.servers.hub import running_hub
 from tests.servers.proxy import set_proxies
@@ -60,6 +62,20 @@ def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, monkeypatch: pyte
     assert kiln("run", "kiln-tiny.auto:v1", "Hello", *_ANSWER).last["deployment_id"] == "kiln-tiny"
     assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
     assert kiln("down").last["stopped"]
+
+
+def test_a_gguf_file_answers_as_the_model_that_it_was_made_of(kiln: Kiln, tmp_path: Path) -> None:
+    """Text goes in and comes out by the file's own vocabulary and chat template."""
+    model, folder = _MODELS / "kiln-tiny", tmp_path / "downloads"
+    folder.mkdir()
+    file = write_gguf(model, folder / "Tiny.F32.gguf", GGMLQuantizationType.F32)
+    expected = kiln("run", model, "Once upon a time", *SMALL, *_ANSWER).last
+    answered = kiln("run", file, "Once upon a time", *SMALL, *_ANSWER).last
+    assert answered["deployment_id"] == "tiny.f32"
+    assert answered["text"] == expected["text"] != ""
+    assert answered["usage"] == expected["usage"]
+    quantized = write_gguf(model, folder / "tiny.Q8_0.gguf", GGMLQuantizationType.Q8_0)
+    assert kiln("run", quantized, "Once upon a time", *SMALL, *_ANSWER).last["text"].strip()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Finds what a person means by MODEL: a bundle, a checkpoint below a model root, a directory, or a model of the Hub."""
+"""Finds what a person means by MODEL: a bundle, a checkpoint below a model root or anywhere, or a model of the Hub."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kiln_client.bundles import AsyncBundles
 from kiln_client.errors import InvalidArgument, ModelNotFound, NotFound
 
 _CONFIG: Final = "config.json"
+_GGUF: Final = ".gguf"
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_ID: Final = re.compile(rf"{_PART}/{_PART}")
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+")
@@ -23,20 +24,21 @@ _MAX_NAME: Final = 56  # the id of a deployment may have 64 characters, and may 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A Hugging Face checkpoint on this host. Its bundle and its deployment get its name; its path has no links."""
+    """A checkpoint on this host, a directory or a GGUF file. Its bundle and its deployment get its name; its path has
+    no links."""
 
     name: str
     path: Path
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Takes a directory that `is_checkpoint`."""
+        """Takes a path that `is_checkpoint`."""
         named = Path(os.path.abspath(path))  # noqa: PTH100 - the name of a link counts, not that of its end
-        return cls(name_of(_model_name(named)), path.resolve())
+        return cls(name_of(_model_name(named).removesuffix(_GGUF)), path.resolve())
 
     @property
     def roots(self) -> list[Path]:
-        """The directories that the compiler must be able to read: its own, and those that its links lead to."""
+        """What the compiler must be able to read: a file, or the directory and those that its links lead to."""
         files = {file.resolve().parent for file in self.path.rglob("*") if file.is_file()}
         outside = {folder for folder in files if not folder.is_relative_to(self.path)}
         return [self.path, *sorted(outside)]
@@ -52,15 +54,16 @@ class HubModel:
 def find_checkpoint(text: str, model_roots: Sequence[Path]) -> Checkpoint | HubModel | None:
     """Finds a model without asking the compiler; None if the text may be a bundle.
 
-    A text that begins with `.` or `/` is a directory. Any other text with a `/` is no bundle reference: it is below a
-    model root, else below the current directory, else an id of the Hub.
+    A text that begins with `.` or `/` is a path, and one that ends with `.gguf` if there is such a file. Any other text
+    with a `/` is no bundle reference: it is below a model root, else below the current directory, else an id of the
+    Hub.
     """
     if text.startswith((".", "/")):
         if not is_checkpoint(Path(text)):
-            raise ModelNotFound(text, f"a directory with a {_CONFIG}")
+            raise ModelNotFound(text, f"a directory with a {_CONFIG}, or a file *{_GGUF}")
         return Checkpoint.open(Path(text))
     if "/" not in text:
-        return None
+        return Checkpoint.open(Path(text)) if _is_gguf(Path(text)) else None
     found = _find_below(text, (*model_roots, Path()))
     if found is None and not _HUB_ID.fullmatch(text):
         raise ModelNotFound(text, _accept(model_roots))
@@ -82,8 +85,12 @@ async def find_named(text: str, bundles: AsyncBundles, model_roots: Sequence[Pat
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory holds a checkpoint."""
-    return (path / _CONFIG).is_file()
+    """Whether a path is a directory that holds a checkpoint, or a GGUF file."""
+    return (path / _CONFIG).is_file() or _is_gguf(path)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == _GGUF and path.is_file()
 
 
 def name_of(text: str) -> str:
@@ -115,6 +122,6 @@ def _find_below(text: str, model_roots: Sequence[Path]) -> Checkpoint | None:
 def _accept(model_roots: Sequence[Path]) -> str:
     roots = " or ".join(dict.fromkeys(map(str, model_roots)))
     return (
-        f"a bundle (`kiln bundles list`), the name of a directory below {roots} or here, a path that begins with . or"
-        " /, or the id of a model of the Hub, ORG/NAME"
+        f"a bundle (`kiln bundles list`), the name of a directory below {roots} or here, a GGUF file, a path that"
+        " begins with . or /, or the id of a model of the Hub, ORG/NAME"
     )

@@ -41,8 +41,8 @@ async def run_command(
 ) -> None:
     """Answer PROMPT with a model, or chat with it.
 
-    MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path, or
-    ORG/NAME of the Hugging Face Hub. A path without a `/` begins with `./`.
+    MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path of
+    a directory or a GGUF file, or ORG/NAME of the Hugging Face Hub. A path without a `/` begins with `./`.
 
     The command uses the services of the home, or starts them in the background, where they stay until `kiln down`. It
     compiles the model if the cache lacks it; until then, the graphs of a small model answer. In a chat, Ctrl-C ends an

@@ -59,8 +59,8 @@ async def serve_command(
     runtime=HOST:PORT compiler=HOST:PORT`. Four requests run at once. With --openai it also starts a gateway, and adds
     `openai=URL` when the gateway serves the model: the base URL for clients of OpenAI, which ask for the model ID.
 
-    MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path, or
-    ORG/NAME of the Hugging Face Hub. A path without a `/` begins with `./`.
+    MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path of
+    a directory or a GGUF file, or ORG/NAME of the Hugging Face Hub. A path without a `/` begins with `./`.
     """
     stack = StackConfig.for_one_person(choice.home, model_roots=choice.model_roots, **given)
     gateway = None if openai_address is None else _gateway_config(openai_address, stack)
