@@ -189,7 +189,7 @@ def find_checkpoint(model: str, model_roots: tuple[Path, ...], *, field: str = "
     """Finds the checkpoint's directory or GGUF file, which a field of a request names: the first that exists, absolute
     or below a model root, links resolved.
     """
-    accepted = f"a directory, or a GGUF file, below {' or '.join(map(str, model_roots))} on the compiler's host"
+    accepted = f"a directory below {' or '.join(map(str, model_roots))} on the compiler's host, or a GGUF file there"
     if not model or "\0" in model:
         raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted, field)
     try:

@@ -11,6 +11,7 @@ import gguf
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
+from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 #: Names of architectures in files, where transformers has others.
@@ -26,11 +27,14 @@ def write_gguf(
     kinds: Mapping[str, Kind] | None = None,
     fields: Mapping[str, Any] | None = None,
     divisors: list[float] | None = None,
+    vocab: str = "gpt2",
+    pieces: SentencePieceProcessor | None = None,
 ) -> Path:
     """Converts a checkpoint in one safetensors file, its matrices to a type; vectors stay in float32.
 
     `kinds` are other types of matrices, by the file's names; `fields` more numbers behind the architecture's name;
-    `divisors` those of the rotary embedding.
+    `divisors` those of the rotary embedding; `vocab` the kind of its vocabulary, which is that of the checkpoint, or
+    `pieces`.
     """
     config = json.loads((model / "config.json").read_text())
     name = _NAMES.get(config["model_type"], config["model_type"])
@@ -54,8 +58,10 @@ def write_gguf(
     for field, value in (fields or {}).items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{name}.{field}", value)
-    if (model / "tokenizer.json").exists():
-        _add_tokenizer(writer, model)
+    if pieces is not None:
+        _add_pieces(writer, pieces)
+    elif (model / "tokenizer.json").exists():
+        _add_tokenizer(writer, model, vocab)
     architecture = next(one for one, own in gguf.MODEL_ARCH_NAMES.items() if own == name)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for own, tensor in load_file(model / "model.safetensors").items():
@@ -86,12 +92,29 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind) 
     writer.add_tensor(name, gguf.quants.quantize(tensor.contiguous().numpy(), kind), raw_dtype=kind)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, model: Path) -> None:
+def _add_pieces(writer: gguf.GGUFWriter, pieces: SentencePieceProcessor) -> None:
+    ids = range(pieces.vocab_size())
+    kinds = {"IsUnknown": gguf.TokenType.UNKNOWN, "IsControl": gguf.TokenType.CONTROL, "IsByte": gguf.TokenType.BYTE}
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([pieces.IdToPiece(one) for one in ids])
+    writer.add_token_scores([pieces.GetScore(one) for one in ids])
+    writer.add_token_types(
+        [
+            next((kind for test, kind in kinds.items() if getattr(pieces, test)(one)), gguf.TokenType.NORMAL)
+            for one in ids
+        ]
+    )
+    writer.add_bos_token_id(pieces.bos_id())
+    writer.add_eos_token_id(pieces.eos_id())
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, model: Path, vocab: str) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     added = {one["content"]: one for one in tokenizer["added_tokens"]}
     ids = tokenizer["model"]["vocab"] | {token: one["id"] for token, one in added.items()}
     tokens = sorted(ids, key=lambda token: ids[token])
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(vocab)
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.CONTROL if one in added else gguf.TokenType.NORMAL for one in tokens])

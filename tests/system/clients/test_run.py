@@ -39,7 +39,7 @@ def kiln(home: Path) -> Kiln:
     return partial(run_kiln, home)
 
 
-def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing answers there: what goes to this host asks no proxy.
     set_proxies(monkeypatch, "http://127.0.0.1:9")
     model = _MODELS / "kiln-tiny"
@@ -61,21 +61,19 @@ def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, monkeypatch: pyte
     assert json.loads(same.stdout.splitlines()[-1])["text"] == first.last["text"]
     assert kiln("run", "kiln-tiny.auto:v1", "Hello", *_ANSWER).last["deployment_id"] == "kiln-tiny"
     assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
+    # A GGUF file of the same model, with its vocabulary and chat template.
+    file = write_gguf(model, tmp_path / "Tiny.F32.gguf", GGMLQuantizationType.F32)
+    of_file = kiln("run", file, "Once upon a time", *SMALL, *_ANSWER).last
+    assert (of_file["deployment_id"], of_file["text"]) == ("tiny.f32", first.last["text"])
+    assert of_file["usage"]["prompt_tokens"] == first.last["usage"]["prompt_tokens"]
     assert kiln("down").last["stopped"]
 
 
-def test_a_gguf_file_answers_as_the_model_that_it_was_made_of(kiln: Kiln, tmp_path: Path) -> None:
-    """Text goes in and comes out by the file's own vocabulary and chat template."""
-    model, folder = _MODELS / "kiln-tiny", tmp_path / "downloads"
-    folder.mkdir()
-    file = write_gguf(model, folder / "Tiny.F32.gguf", GGMLQuantizationType.F32)
-    expected = kiln("run", model, "Once upon a time", *SMALL, *_ANSWER).last
-    answered = kiln("run", file, "Once upon a time", *SMALL, *_ANSWER).last
-    assert answered["deployment_id"] == "tiny.f32"
-    assert answered["text"] == expected["text"] != ""
-    assert answered["usage"] == expected["usage"]
-    quantized = write_gguf(model, folder / "tiny.Q8_0.gguf", GGMLQuantizationType.Q8_0)
-    assert kiln("run", quantized, "Once upon a time", *SMALL, *_ANSWER).last["text"].strip()
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0], ids=lambda kind: kind.name)
+def test_gguf_files_of_fewer_bits_answer(kind: GGMLQuantizationType, kiln: Kiln, tmp_path: Path) -> None:
+    file = write_gguf(_MODELS / "kiln-tiny", tmp_path / f"tiny.{kind.name}.gguf", kind)
+    assert kiln("run", file, "Once upon a time", *SMALL, *_ANSWER).last["text"].strip()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import tokenizers
+from gguf import GGMLQuantizationType
 from sentencepiece import sentencepiece_model_pb2
 from transformers import (
     GemmaTokenizer,
@@ -31,8 +32,10 @@ from compiler_svc.weights.errors import CheckpointInvalid
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
 from execution.text.handle import TextLimits
+from tests.checkpoints.gguf_files import write_gguf
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.checkpoints.tokenizer_sources import train_byte_level, train_sentencepiece, write_byte_level
+from tests.repository import ROOT
 
 TEXTS = (
     "Hello, world!",
@@ -302,3 +305,28 @@ def test_a_conversion_that_reaches_a_limit_is_refused(model: Path, convert: Conv
     error = refuse(convert, TextLimits(max_memory_bytes=30 << 20))
     value = error.violations[0].value
     assert "took more than 30 MiB of memory" in value or "the library that reads it ended with SIGABRT" in value
+
+
+@pytest.mark.parametrize("name", ["byte-level", "sentencepiece"])
+def test_vocabularies_of_gguf_files_spell_as_transformers_reads_them(
+    name: str, model: Path, tmp_path: Path, forkserver: Forkserver
+) -> None:
+    if name == "byte-level":
+        file = write_gguf(ROOT / "examples/models/kiln-tiny", tmp_path / "a.gguf", GGMLQuantizationType.F32)
+    else:
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece("llama"))
+        file = write_gguf(model, tmp_path / "a.gguf", GGMLQuantizationType.F32, pieces=pieces)
+    converted, warnings = convert_tokenizer(Checkpoint.open(file), TOKENS, tmp_path, forkserver)
+    assert not warnings
+    made = {one.name: one for one in converted.tokenizer_files}
+    assert {"tokenizer.json"} <= made.keys() <= {"tokenizer.json", "tokenizer_config.json"}
+    tokenizer = tokenizers.Tokenizer.from_file(str(made["tokenizer.json"]))
+    assert tokenizer.encode("Hello").ids[0] == 1
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=file.name)
+    assert list_differences(tokenizer, reference) == []
+
+
+def test_a_vocabulary_of_another_kind_is_refused(model: Path, tmp_path: Path, forkserver: Forkserver) -> None:
+    file = write_gguf(ROOT / "examples/models/kiln-tiny", tmp_path / "a.gguf", GGMLQuantizationType.F32, vocab="bert")
+    with pytest.raises(CheckpointInvalid, match=r"tokenizer\.ggml: got .*'bert'.*accepted: a vocabulary of llama"):
+        convert_tokenizer(Checkpoint.open(file), TOKENS, tmp_path, forkserver)
