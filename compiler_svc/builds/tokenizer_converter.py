@@ -19,6 +19,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from bundle.host.confinement import TEXT, confine, measure_data
@@ -39,6 +40,8 @@ from execution.text.chat_template import ChatTemplateError
 #: The class of transformers that takes a sentencepiece model as it is, without a space before the first word.
 _PLAIN_CLASS: Final = PreTrainedTokenizerFast.__name__
 _BPE: Final = "BPE"
+#: Names in GGUF files of the plain way to split words, which is that of transformers where it knows no other.
+_PLAIN_SPLITS: Final = ("gpt-2",)
 _MODEL_TYPES: Final = ("UNIGRAM", _BPE)
 
 #: What a conversion gives: the tokenizer, and warnings.
@@ -154,14 +157,17 @@ def _convert_gguf(directory: Path, _: Sequence[str]) -> _Tokenizer:
     try:
         architecture, vocabulary, config = get_gguf_tokenizer(str(directory / file))
         tokenizer, options = convert_gguf_tokenizer(architecture, vocabulary)
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **config | options), ()
+        converted = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **config | options)
     # As of other conversions.
     except BaseException as error:
         raise_memory_error(error)
         detail = f"a vocabulary that transformers does not convert ({describe_error(error)})"
-        raise _UnconvertibleError(
-            "tokenizer.ggml", detail, "a vocabulary of llama.cpp's types llama or gpt2"
-        ) from error
+        accepted = "a vocabulary of byte-level BPE or sentencepiece"
+        raise _UnconvertibleError("tokenizer.ggml", detail, accepted) from error
+    split = vocabulary.get("pre_tokenizer_type")
+    if "scores" in vocabulary or split in {*GGUF_PRE_TOKENIZER_SPLITS, *_PLAIN_SPLITS}:
+        return converted, ()
+    return converted, (f"tokenizer.ggml.pre: transformers does not know {split!r}, and splits words in a plain way",)
 
 
 def _choose_tokenizer(

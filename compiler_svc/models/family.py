@@ -8,6 +8,7 @@ from typing import Any
 
 from compiler_svc.models.attribute_names import COMMON_NAMES, AttributeNames
 from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.gguf import GgufArchitecture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Family:
         nested: Where the attributes stand if its models have another family's inside; None: at the top level.
         tokenizer_classes: Names of the classes of transformers that read its tokenizers, if transformers picks none
             or another by the type of the model.
+        gguf: How GGUF files have its models; None: such files are refused.
     """
 
     architectures: tuple[str, ...]
@@ -46,3 +48,4 @@ class Family:
     names: AttributeNames = COMMON_NAMES
     nested: NestedText | None = None
     tokenizer_classes: tuple[str, ...] = ()
+    gguf: GgufArchitecture | None = None

@@ -47,6 +47,12 @@ def list_nested_families() -> Mapping[str, Family]:
 
 
 @cache
+def list_gguf_families() -> Mapping[str, Family]:
+    """Families that GGUF files have, by the names of their architectures there."""
+    return {family.gguf.name: family for family in list_families().values() if family.gguf is not None}
+
+
+@cache
 def _list_all() -> Mapping[str, Family]:
     registered = (one.load() for one in entry_points(group=ENTRY_POINTS))
     return {name: family for family in (*_OWN, *registered) for name in family.architectures}

@@ -60,7 +60,7 @@ def plan_checkpoint(
     Embeddings stay as they are, a head that shares the table, and layers that have a part of `skipped` in their names.
     """
     if checkpoint.is_gguf:
-        accepted = "a checkpoint in a directory; of a GGUF file, llama-quantize makes another"
+        accepted = "the model's checkpoint in a directory"
         raise CheckpointInvalid(checkpoint.path, "model", "a GGUF file", accepted)
     if checkpoint.packed:
         raise CheckpointQuantized(checkpoint.path.name)

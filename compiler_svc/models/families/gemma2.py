@@ -19,6 +19,7 @@ from compiler_svc.models.decoder_config import (
 )
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family
+from compiler_svc.models.gguf import SANDWICH_NORMS, WINDOW, GgufArchitecture
 from compiler_svc.models.specs import LayerSpec
 
 _NAMES: Final = AttributeNames({"hidden_act": ("hidden_activation",)})
@@ -86,4 +87,11 @@ FAMILY: Final = Family(
     describe=describe,
     reference="transformers.models.gemma2.modeling_gemma2:Gemma2ForCausalLM",
     names=_NAMES,
+    gguf=GgufArchitecture(
+        name="gemma2",
+        names=SANDWICH_NORMS,
+        keys=WINDOW | {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")},
+        norm_offset=1.0,
+        large_layers=46,
+    ),
 )

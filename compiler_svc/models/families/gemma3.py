@@ -19,6 +19,7 @@ from compiler_svc.models.decoder_config import (
 )
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family, NestedText
+from compiler_svc.models.gguf import HEAD_NORMS, SANDWICH_NORMS, WINDOW, GgufArchitecture
 from compiler_svc.models.nested_text import nest_family
 from compiler_svc.models.rope_config import FIXED_ROPE_KINDS, RopeConfig, RopeOptions, read_rope
 from compiler_svc.models.specs import LayerSpec
@@ -110,6 +111,13 @@ FAMILY: Final = Family(
     describe=describe,
     reference="transformers.models.gemma3.modeling_gemma3:Gemma3ForCausalLM",
     names=_NAMES,
+    gguf=GgufArchitecture(
+        name="gemma3",
+        names=SANDWICH_NORMS | HEAD_NORMS,
+        keys=WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
+        norm_offset=1.0,
+        large_layers=62,
+    ),
 )
 
 #: The models of 4B parameters and more. The file of 4B leaves out what is as in transformers' defaults.

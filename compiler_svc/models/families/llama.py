@@ -12,6 +12,7 @@ from compiler_svc.models.builders import attention, decoder, gated, pre_norm, rm
 from compiler_svc.models.decoder_config import DecoderConfig, list_config_attributes, read_decoder
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family
+from compiler_svc.models.gguf import GgufArchitecture
 from compiler_svc.models.specs import LayerSpec
 
 
@@ -47,4 +48,5 @@ FAMILY: Final = Family(
     describe=describe,
     reference="transformers.models.llama.modeling_llama:LlamaForCausalLM",
     tokenizer_classes=("LlamaTokenizer",),
+    gguf=GgufArchitecture(name="llama", turns_neighbours=True),
 )

@@ -12,6 +12,7 @@ from compiler_svc.models.builders import attention, decoder, gated, pre_norm, rm
 from compiler_svc.models.decoder_config import SlidingConfig, list_config_attributes, read_decoder, read_window
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family
+from compiler_svc.models.gguf import WINDOW, GgufArchitecture
 from compiler_svc.models.rope_config import RopeOptions, count_rotated, read_partial_rotary_factor
 from compiler_svc.models.specs import LayerSpec
 
@@ -56,4 +57,7 @@ FAMILY: Final = Family(
     describe=describe,
     reference="transformers.models.phi3.modeling_phi3:Phi3ForCausalLM",
     tokenizer_classes=("LlamaTokenizer",),
+    gguf=GgufArchitecture(
+        name="phi3", names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, keys=WINDOW
+    ),
 )

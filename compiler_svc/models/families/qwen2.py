@@ -16,6 +16,7 @@ from compiler_svc.models.decoder_config import (
 )
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family
+from compiler_svc.models.gguf import GgufArchitecture
 from compiler_svc.models.specs import LayerSpec
 
 
@@ -41,4 +42,5 @@ FAMILY: Final = Family(
     attributes=list_config_attributes(LayerWindowConfig),
     describe=describe,
     reference="transformers.models.qwen2.modeling_qwen2:Qwen2ForCausalLM",
+    gguf=GgufArchitecture(name="qwen2"),
 )

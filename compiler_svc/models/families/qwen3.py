@@ -17,6 +17,7 @@ from compiler_svc.models.decoder_config import (
 )
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family
+from compiler_svc.models.gguf import HEAD_NORMS, GgufArchitecture
 from compiler_svc.models.specs import LayerSpec
 
 
@@ -57,4 +58,5 @@ FAMILY: Final = Family(
     attributes=list_config_attributes(Qwen3Config),
     describe=describe,
     reference="transformers.models.qwen3.modeling_qwen3:Qwen3ForCausalLM",
+    gguf=GgufArchitecture(name="qwen3", names=HEAD_NORMS),
 )

@@ -161,7 +161,7 @@ class _Reader:
     def _place(self, tensor: StoredTensor, alignment: int) -> StoredTensor:
         if tensor.number not in BLOCK_TYPES:
             names = ", ".join(one.name for one in BLOCK_TYPES.values())
-            accepted = f"{names}; `llama-quantize --allow-requantize` writes another type"
+            accepted = f"{names}; or another file of the model"
             self._refuse(tensor.name, f"type {tensor.number}", accepted)
         if not all(tensor.shape) or tensor.shape[-1] % tensor.type.items:
             accepted = f"rows of whole blocks of {tensor.type.items}, as {tensor.type.name} has"

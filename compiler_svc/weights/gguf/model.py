@@ -6,12 +6,13 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from bundle.abi.formats import WeightFormat
 from bundle.manifest import DEFAULT_CHAT_TEMPLATE
+from compiler_svc.models.registry import list_gguf_families
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.gguf.header import BlockType, GgufHeader, StoredTensor
 
@@ -42,7 +43,6 @@ _OPTIONAL_KEYS: Final = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-_WINDOW: Final = {"attention.sliding_window": "sliding_window"}
 _ROPE: Final = "rope.scaling."
 #: Keys that tensors say, too, or that change nothing.
 _UNREAD: Final = ("vocab_size", "attention.value_length", "rope.dimension_count", f"{_ROPE}finetuned")
@@ -61,55 +61,6 @@ _NAMES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_HEAD_NORMS: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_SANDWICH: Final = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Architecture:
-    """What differs between the architectures that files name.
-
-    Attributes:
-        model_type: transformers' name.
-        names: Modules of a layer, by what files call them.
-        keys: Attributes by further keys, which a file may lack.
-        turns_neighbours: Whether rows of queries and keys are in llama.cpp's order: it rotates neighbours.
-        norm_offset: What files add to the weights of norms.
-        large_layers: Layers of the model whose queries are scaled by the hidden size's share of a head, not by
-            `head_dim`; 0: the attribute is not read.
-    """
-
-    model_type: str
-    names: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    turns_neighbours: bool = False
-    norm_offset: float = 0.0
-    large_layers: int = 0
-
-
-_SOFT_CAPS: Final = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-ARCHITECTURES: Final = {
-    "llama": _Architecture(model_type="llama", turns_neighbours=True),
-    "qwen2": _Architecture(model_type="qwen2"),
-    "qwen3": _Architecture(model_type="qwen3", names=_HEAD_NORMS),
-    "gemma2": _Architecture(
-        model_type="gemma2", names=_SANDWICH, keys=_WINDOW | _SOFT_CAPS, norm_offset=1.0, large_layers=46
-    ),
-    "gemma3": _Architecture(
-        model_type="gemma3_text",
-        names=_SANDWICH | _HEAD_NORMS,
-        keys=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
-        norm_offset=1.0,
-        large_layers=62,
-    ),
-    "phi3": _Architecture(
-        model_type="phi3", names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, keys=_WINDOW
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +69,7 @@ class GgufTensor:
 
     Attributes:
         name: transformers' name.
-        heads: Heads whose rows are in llama.cpp's order; 0: no such rows.
+        heads: Heads whose rows the file has in another order; 0: no such rows.
         offset: What the file has added to the values.
     """
 
@@ -164,13 +115,16 @@ class GgufModel:
     def __init__(self, file: Path, header: GgufHeader) -> None:
         self._file, self._metadata, self._stored = file, header.metadata, header.tensors
         if (parts := self._metadata.get(_SPLITS, 1)) not in (0, 1):
-            self._refuse(_SPLITS, f"{parts} files", "one file: `llama-gguf-split --merge` makes it of them")
+            self._refuse(_SPLITS, f"{parts} files", "one file: `gguf-split --merge` makes it of them")
         name = self._metadata.get(_ARCHITECTURE)
-        if not isinstance(name, str) or name not in ARCHITECTURES:
+        families = list_gguf_families()
+        if not isinstance(name, str) or name not in families:
             value = "missing" if name is None else repr(name)
-            accepted = f"one of {', '.join(ARCHITECTURES)}; or the model's Hugging Face checkpoint"
+            accepted = f"one of {', '.join(families)}; or the model's Hugging Face checkpoint"
             self._refuse(_ARCHITECTURE, value, accepted)
-        self._prefix, self._architecture = f"{name}.", ARCHITECTURES[name]
+        architecture = families[name].gguf
+        assert architecture is not None, "the families that files have"
+        self._prefix, self._architecture, self._model_type = f"{name}.", architecture, families[name].model_type
         self.config = self._read_config()
         self.tensors = {tensor.name: tensor for tensor in self._list_tensors()}
 
@@ -201,7 +155,7 @@ class GgufModel:
         if _TABLE not in self._stored or len(self._stored[_TABLE].shape) != 2:
             self._refuse(_TABLE, "missing", "a matrix of embeddings")
         config |= {
-            "model_type": architecture.model_type,
+            "model_type": self._model_type,
             "vocab_size": self._stored[_TABLE].shape[0],
             "tie_word_embeddings": "output.weight" not in self._stored,
             "attention_bias": "blk.0.attn_q.bias" in self._stored,
@@ -261,7 +215,9 @@ class GgufModel:
         scaling = {"rope_type": "llama3", "factor": float(divisors[-1]), **_LLAMA3}
         expected = compute_divisors(float(config.get("rope_theta", 10_000.0)), len(divisors), scaling)
         if not all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(divisors, expected, strict=True)):
-            self._refuse(_FREQUENCIES, "other divisors than those of Llama 3", "the model's Hugging Face checkpoint")
+            self._refuse(
+                _FREQUENCIES, "other divisors than those of the type 'llama3'", "the model's Hugging Face checkpoint"
+            )
         return scaling
 
     def _read_dtype(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from compiler_svc.weights.gguf.model import GROUP, GgufTensor
 
 
 def map_file(file: Path) -> Tensor:
-    """Maps a file into memory, uint8 [bytes]. Nobody may write to it."""
+    """Maps a file into memory, uint8 [bytes]. It is for reading alone."""
     return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
 
 
