@@ -122,3 +122,17 @@ def test_the_roots_of_a_checkpoint_are_those_of_its_links(tmp_path: Path) -> Non
 )
 def test_names_are_those_of_bundles_and_deployments(text: str, name: str) -> None:
     assert name_of(text) == name
+
+
+def test_a_gguf_file_is_a_checkpoint_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler may read that file alone, not the folder of downloads around it."""
+    stored = tmp_path / "blobs/0f3a"
+    stored.parent.mkdir()
+    stored.touch()
+    (tmp_path / "Tiny.Q4_0.gguf").symlink_to(stored)
+    monkeypatch.chdir(tmp_path)
+    for text in ("Tiny.Q4_0.gguf", "./Tiny.Q4_0.gguf", str(tmp_path / "Tiny.Q4_0.gguf")):
+        found = find_checkpoint(text, ())
+        assert isinstance(found, Checkpoint)
+        assert (found.name, found.path, found.roots) == ("tiny.q4_0", stored, [stored])
+    assert find_checkpoint("absent.gguf", ()) is None
