@@ -17,7 +17,6 @@ SMALL_LINES = 60
 
 #: Why a file stays one all the same.
 EXCEPTIONS = {
-    "bench/checkpoint.py": "writes what `--large` measures; the entrance measures nothing itself",
     "bench/work.py": "what is counted; `goals` says what it should be",
     "clients/python/kiln_client/stack/environment.py": "a table of data, as `bundle/host/environment.py` is",
     "clients/python/kiln_client/stack/tether.py": "a program",

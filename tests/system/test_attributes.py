@@ -17,10 +17,10 @@ from transformers import LlamaForCausalLM
 from compiler_svc.models.transforms import Quantization
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, write_tiny_model
+from tests.contract.families.test_quantized_logits import replace_matrices
 from tests.parity.geometries import GEOMETRIES
 from tests.parity.reference import Reference, draw_prompt, write_checkpoint
 from tests.servers.stack import Stack, token_request
-from tests.unit.compiler_svc.sharding.test_quantized import replace_matrices
 
 GEOMETRY = "gqa4-tied-llama3"
 LEVELS = [0, pytest.param(1, marks=[pytest.mark.toolchain, pytest.mark.slow])]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from compiler_svc.golden.wide_products import MIN_ROWS, WideProducts, list_slow_dtypes
+from compiler_svc.golden.reference import MIN_ROWS, WideProducts, list_slow_dtypes
 
 NARROW = (torch.bfloat16, torch.float16)
 #: One less than the many rows.

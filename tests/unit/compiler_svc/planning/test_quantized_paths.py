@@ -115,7 +115,7 @@ def name_method(root: Path) -> None:
     [
         ("nowhere", None, "CHECKPOINT_NOT_FOUND", "no such directory"),
         ("../small", None, "PATH_OUTSIDE_MODEL_ROOTS", "a directory below"),
-        ("small/model.safetensors", None, "CHECKPOINT_NOT_FOUND", "no such directory"),
+        ("small/model.safetensors", None, "QUANTIZED_CHECKPOINT_INVALID", "has no weights"),
         (
             "small",
             lambda root: (root / "small" / "model.safetensors").unlink(),

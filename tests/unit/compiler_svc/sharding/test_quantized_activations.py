@@ -33,10 +33,10 @@ from execution.quantized_linear import quantize_rows
 from tests.checkpoints.quantized import TOKEN_WRITERS, compress
 from tests.checkpoints.tiny_models import TinyModel, deviation, draw_tokens, write_tiny_model
 from tests.contract.families.geometries import FIRST, Geometry
+from tests.contract.families.test_quantized_logits import replace_matrices
 from tests.parity.geometries import LLAMA_GEOMETRIES
 from tests.ranks.threads import run_ranks
 from tests.unit.compiler_svc.config.resolving import resolve, unserved_in
-from tests.unit.compiler_svc.sharding.test_quantized import replace_matrices
 from tests.unit.compiler_svc.sharding.test_ranks import make_stepper
 from tests.unit.compiler_svc.weights.test_packed import write_quantized
 
