@@ -29,7 +29,7 @@ from compiler_svc.weights.errors import (
     CheckpointNotFound,
     QuantizedCheckpointInvalid,
 )
-from compiler_svc.weights.gguf.header import read_header
+from compiler_svc.weights.gguf.header import is_gguf, read_header
 from compiler_svc.weights.gguf.model import GgufModel, GgufTensor
 from compiler_svc.weights.headers import TensorHeader, read_headers, read_sharded_headers, read_weight_map
 from compiler_svc.weights.packed import PackedMatrix, find_packed
@@ -157,10 +157,14 @@ class Checkpoint:
         directory = CheckpointDirectory(path, roots)
         # As clients name it; a compile that is resumed knows its path alone.
         named = next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path)
+        accepted = "a Hugging Face model directory, or a GGUF file"
         if path.is_file():
-            return cls._open_gguf(CheckpointDirectory(path.parent, roots).file(path.name))
+            file = CheckpointDirectory(path.parent, roots).file(path.name)
+            if not is_gguf(file):
+                raise CheckpointNotFound(named, "a file that does not begin with GGUF", accepted)
+            return cls._open_gguf(file)
         if not path.is_dir():
-            raise CheckpointNotFound(named, "no such directory", "a Hugging Face model directory, or a GGUF file")
+            raise CheckpointNotFound(named, "no such directory", accepted)
         if not directory.has(CONFIG_FILE):
             raise CheckpointNotFound(named, f"has no {CONFIG_FILE}", f"a directory with {CONFIG_FILE}")
         config = directory.read_json(CONFIG_FILE)

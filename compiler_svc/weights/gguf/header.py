@@ -98,12 +98,16 @@ class GgufHeader:
 _MAX_KEPT_STRINGS: Final = 64
 
 
+def is_gguf(file: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    with file.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
+
+
 def read_header(file: Path) -> GgufHeader:
-    """Reads a file's header; raises CheckpointInvalid if anything in it leads out of the file."""
+    """Reads the header of a GGUF file; raises CheckpointInvalid if anything in it leads out of the file."""
     with file.open("rb") as opened:
         size_bytes = file.stat().st_size
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise CheckpointInvalid(file, file.name, f"a file that does not begin with {MAGIC.decode()}", "a GGUF file")
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(file, data, size_bytes).read()
 

@@ -19,7 +19,7 @@ from bundle.errors import KilnError
 from compiler_svc.models.transforms import ModelChanges, Quantization
 from compiler_svc.planning.checkpoint_quantization import read_quantization, warn_of_other_bits
 from compiler_svc.weights.checkpoint import Checkpoint
-from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.errors import CheckpointError, CheckpointInvalid
 from compiler_svc.weights.gguf.header import BLOCK_TYPES, StoredTensor
 from compiler_svc.weights.gguf.model import GgufTensor
 from compiler_svc.weights.gguf.values import OpenedBlocks, map_file
@@ -139,9 +139,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write(path).checkpoint.path.read_bytes()
 
 
-def refuse(path: Path, content: bytes) -> CheckpointInvalid:
+def refuse(path: Path, content: bytes) -> CheckpointError:
     (path / "bad.gguf").write_bytes(content)
-    with pytest.raises(CheckpointInvalid) as caught:
+    with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(path / "bad.gguf")
     return caught.value
 
