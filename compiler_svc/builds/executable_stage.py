@@ -263,11 +263,11 @@ def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedL
 def describe_for_neuron(build: Build, submodel: ExecutableSpec, toolchain: dict[str, str]) -> NeuronSubmodel | None:
     """Describes a submodel for the interpreter with Neuron's packages; None if this one lowers for the target."""
     spec, config = build.spec, build.spec.config.neuron_config
-    dtypes = {tensor.dtype for tensor in build.plan.weights.tensors}
-    dtypes |= {tensor.dtype for tensor in describe_state(build.plan.model).tensors}
     interpreter = spec.toolchain.interpreter
     if interpreter is None:
         return None
+    dtypes = {tensor.dtype for tensor in build.plan.weights.tensors}
+    dtypes |= {tensor.dtype for tensor in describe_state(build.plan.model).tensors}
     return NeuronSubmodel(
         make_module=MAKE_MODULE,
         document=build.plan.write_submodel(build.checkpoint.config, submodel),

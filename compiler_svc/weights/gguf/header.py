@@ -88,14 +88,14 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata, and tensors by name. Arrays of strings are left out of the metadata unless they have few."""
+    """Metadata, and tensors by name. Long arrays are None in the metadata."""
 
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
 
 
-#: Strings of an array that is kept: a vocabulary has more, and only the tokenizer's converter reads it.
-_MAX_KEPT_STRINGS: Final = 64
+#: Items of an array that is kept: a vocabulary has more, and only the tokenizer's converter reads it.
+_MAX_KEPT_ITEMS: Final = 1024
 
 
 def is_gguf(file: Path) -> bool:
@@ -187,12 +187,16 @@ class _Reader:
             self._refuse(key, f"a value of type {kind}", "a number, a string, or an array of either")
         item, count = self._numbers("<IQ")
         if item in _NUMBERS:
-            self._check_count(key, count, struct.calcsize(_NUMBERS[item]))
-            return list(self._numbers(f"<{count}{_NUMBERS[item]}"))
+            item_bytes = struct.calcsize(_NUMBERS[item])
+            self._check_count(key, count, item_bytes)
+            if count <= _MAX_KEPT_ITEMS:
+                return list(self._numbers(f"<{count}{_NUMBERS[item]}"))
+            self._position += count * item_bytes
+            return None
         if item != _STRING:
             self._refuse(key, f"an array of type {item}", "an array of numbers or strings")
         self._check_count(key, count, 8)
-        if count <= _MAX_KEPT_STRINGS:
+        if count <= _MAX_KEPT_ITEMS:
             return [self._text(key) for _ in range(count)]
         for _ in range(count):
             self._skip_text(key)

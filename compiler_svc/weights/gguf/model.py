@@ -25,6 +25,8 @@ _HEADS: Final = "attention.head_count"
 _SPLITS: Final = "split.count"
 _TEMPLATE: Final = "tokenizer.chat_template"
 _TOKENS: Final = "tokenizer.ggml."
+_BEGIN: Final = "bos_token_id"
+_PAD: Final = "padding_token_id"
 #: Keys of a tokenizer that name tokens with which a text ends.
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _LAYER: Final = re.compile(r"blk\.(?P<number>0|[1-9]\d*)\.(?P<path>\w+)\.(?P<kind>weight|bias)")
@@ -144,8 +146,8 @@ class GgufModel:
 
     def _read_config(self) -> dict[str, Any]:
         keys, architecture = self._read_keys(), self._architecture
-        config = {
-            attribute: keys.pop(key)
+        config: dict[str, Any] = {
+            attribute: self._check_number(f"{self._prefix}{key}", keys.pop(key))
             for key, attribute in (_KEYS | _OPTIONAL_KEYS | dict(architecture.keys)).items()
             if key in keys
         }
@@ -191,6 +193,8 @@ class GgufModel:
         given = {key.removeprefix(_ROPE): keys.pop(key) for key in list(keys) if key.startswith(_ROPE)}
         kind = given.pop("type", "none")
         given.pop("finetuned", None)
+        if not isinstance(kind, str):
+            self._refuse(f"{self._prefix}{_ROPE}type", repr(kind), "a name")
         if _FREQUENCIES in self._stored:
             if kind not in {"none", "llama3"}:
                 self._refuse(_FREQUENCIES, f"beside {self._prefix}{_ROPE}type {kind!r}", "one of both")
@@ -202,7 +206,9 @@ class GgufModel:
             value = f"{kind!r} with {', '.join(given) or 'nothing'}"
             accepted = f"none, linear or yarn, with {' and '.join(names)}"
             self._refuse(f"{self._prefix}{_ROPE}type", value, accepted)
-        return {"rope_type": kind} | {names[name]: value for name, value in given.items()}
+        return {"rope_type": kind} | {
+            names[name]: self._check_number(f"{self._prefix}{_ROPE}{name}", value) for name, value in given.items()
+        }
 
     def _read_frequencies(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What divides frequencies, as parameters of the type `llama3` that give the same divisors."""
@@ -212,8 +218,11 @@ class GgufModel:
         with self._file.open("rb") as opened:
             opened.seek(stored.start_byte)
             divisors = struct.unpack(f"<{stored.shape[0]}f", opened.read(stored.size_bytes))
+        theta = float(config.get("rope_theta", 10_000.0))
+        if theta <= 0 or not all(0 < one < math.inf for one in divisors):
+            self._refuse(_FREQUENCIES, f"a divisor or a base ({theta:g}) that is none", "finite numbers above 0")
         scaling = {"rope_type": "llama3", "factor": float(divisors[-1]), **_LLAMA3}
-        expected = compute_divisors(float(config.get("rope_theta", 10_000.0)), len(divisors), scaling)
+        expected = compute_divisors(theta, len(divisors), scaling)
         if not all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(divisors, expected, strict=True)):
             self._refuse(
                 _FREQUENCIES, "other divisors than those of the type 'llama3'", "the model's Hugging Face checkpoint"
@@ -228,11 +237,17 @@ class GgufModel:
         return {"dtype": next(one for one in ("bfloat16", "float16", "float32") if one in types)}
 
     def _read_token_ids(self) -> dict[str, Any]:
-        given = {name: self._metadata.get(f"{_TOKENS}{name}") for name in ("bos_token_id", *_ENDS)}
+        given = {name: self._metadata.get(f"{_TOKENS}{name}") for name in (_BEGIN, _PAD, *_ENDS)}
+        for name, token in given.items():
+            if token is not None and type(token) is not int:
+                self._refuse(f"{_TOKENS}{name}", repr(token), "the number of a token")
         ends = list(dict.fromkeys(given[name] for name in _ENDS if given[name] is not None))
-        pad = self._metadata.get(f"{_TOKENS}padding_token_id")
         # None, too: configurations have defaults of their own for what is not there.
-        return {"bos_token_id": given["bos_token_id"], "eos_token_id": ends or None, "pad_token_id": pad}
+        return {
+            "bos_token_id": given["bos_token_id"],
+            "eos_token_id": ends or None,
+            "pad_token_id": given["padding_token_id"],
+        }
 
     def _list_tensors(self) -> Iterator[GgufTensor]:
         names = _NAMES | dict(self._architecture.names)
@@ -266,6 +281,11 @@ class GgufModel:
         if type(heads) is not int or heads < 1 or stored.shape[0] % (2 * heads):
             self._refuse(stored.name, f"shape {list(stored.shape)}", f"heads of even size, {heads} of them")
         return heads
+
+    def _check_number(self, key: str, value: object) -> int | float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            self._refuse(key, "a long array" if value is None else repr(value), "a finite number")
+        return value
 
     def _refuse(self, subject: str, value: str, accepted: str) -> NoReturn:
         raise CheckpointInvalid(self._file, subject, value, accepted)

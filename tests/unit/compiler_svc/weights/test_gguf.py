@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from compiler_svc.models.transforms import ModelChanges, Quantization
 from compiler_svc.planning.checkpoint_quantization import read_quantization, warn_of_other_bits
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointError, CheckpointInvalid
-from compiler_svc.weights.gguf.header import BLOCK_TYPES, StoredTensor
+from compiler_svc.weights.gguf.header import BLOCK_TYPES, StoredTensor, read_header
 from compiler_svc.weights.gguf.model import GgufTensor
 from compiler_svc.weights.gguf.values import OpenedBlocks, map_file
 from compiler_svc.weights.held_sizes import check_sizes
@@ -189,6 +190,55 @@ SPOILED = [
     ("llama.rope.dimension_count", 4, struct.pack("<I", 8), "llama.rope.dimension_count: got 8"),
     ("llama.attention.value_length", -1, b"X", "llama.attention.value_lengtX: got 16"),
 ]
+
+
+#: A field of four bytes that a file need not have.
+SPARE = "llama.rope.dimension_count"
+
+
+def put_field(whole: bytes, name: str, content: bytes) -> bytes:
+    """Gives a field another type and value; one that is not there takes the place of `SPARE`."""
+    old, new = (struct.pack("<Q", len(one)) + one.encode() for one in (name if name.encode() in whole else SPARE, name))
+    start = whole.index(old)
+    # Tensors begin at a multiple of some bytes, so that the file may get longer by these.
+    return whole[:start] + new + content + whole[start + len(old) + 8 :] + bytes(64)
+
+
+ARRAY = struct.pack("<IIQI", 9, 4, 1, 7)
+TEXT = struct.pack("<IQ", 8, 1) + b"x"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("llama.attention.head_count", ARRAY, "got [7]; accepted: a finite number"),
+        ("llama.embedding_length", TEXT, "got 'x'; accepted: a finite number"),
+        ("llama.rope.freq_base", struct.pack("<If", 6, math.nan), "got nan; accepted: a finite number"),
+        ("llama.rope.scaling.type", ARRAY, "got [7]; accepted: a name"),
+        ("tokenizer.ggml.eos_token_id", ARRAY, "got [7]; accepted: the number of a token"),
+        ("tokenizer.ggml.bos_token_id", struct.pack("<If", 6, 1.5), "got 1.5; accepted: the number of a token"),
+    ],
+    ids=lambda one: "" if isinstance(one, bytes) else one,
+)
+def test_values_of_other_types_are_refused_by_name(
+    name: str, content: bytes, message: str, whole: bytes, tmp_path: Path
+) -> None:
+    assert f"{name}: {message}" in str(refuse(tmp_path, put_field(whole, name, content)))
+
+
+def test_long_arrays_of_numbers_are_not_kept(whole: bytes, tmp_path: Path) -> None:
+    content = struct.pack("<IIQ", 9, 4, 5000) + bytes(20_000)
+    (tmp_path / "long.gguf").write_bytes(put_field(whole, "general.long", content))
+    header = read_header(tmp_path / "long.gguf")
+    assert header.metadata["general.long"] is None
+    assert header.metadata["general.architecture"] == "llama"
+
+
+@pytest.mark.parametrize(("base", "divisors"), [(0.0, [1.0] * 8), (10_000.0, [1.0] * 7 + [0.0])])
+def test_frequencies_that_nothing_divides_are_refused(base: float, divisors: list[float], tmp_path: Path) -> None:
+    attributes = {"rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    with pytest.raises(CheckpointInvalid, match=r"rope_freqs\.weight: got .*; accepted: finite numbers above 0"):
+        write(tmp_path, attributes=attributes, divisors=divisors)
 
 
 def plan(file: Path) -> None:
