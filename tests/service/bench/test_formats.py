@@ -12,7 +12,7 @@ from bench.peers import find_missing
 from bench.plan import QUICK_FORMATS
 from bench.worker import ROOT
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.toolchain, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.slow
