@@ -10,11 +10,12 @@ and so makes NaN of a matrix of zeros. NxD has no groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bundle.abi.tensor import DType
+from bundle.abi.tensor import DTYPES, DType
 
 #: Smallest and largest value of an item. Neuron's float8_e4m3 has exponents for infinity that torch's has not.
 ITEM_BOUNDS: Final[Mapping[DType, tuple[float, float]]] = {
@@ -73,6 +74,31 @@ FORMATS: Final[Mapping[str, WeightFormat]] = {
         for group in GROUPS
     },
 }
+
+
+def measure_kept(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> Counter[str]:
+    """Measures one rank's weights in bytes by what they are kept as: a format's title, scales included, or a dtype.
+
+    Args:
+        tensors: Name, dtype and shape of each. A quantized layer's items are its `weight`; its `scale` has the scales.
+    """
+    described = {name: (dtype, shape) for name, dtype, shape in tensors}
+    kept: Counter[str] = Counter()
+    for name, (dtype, shape) in described.items():
+        layer, _, part = name.rpartition(".")
+        row = None
+        if part in ("weight", "scale") and f"{layer}.scale" in described:
+            item, items_shape = described[f"{layer}.weight"]
+            row = _find_format(item, items_shape, described[f"{layer}.scale"][1])
+        kept[dtype if row is None else row.title] += math.prod(shape) * DTYPES[dtype].size_bytes
+    return kept
+
+
+def _find_format(item: DType, shape: tuple[int, ...], scales_shape: tuple[int, ...]) -> WeightFormat | None:
+    # A byte has two items of a group, and a group two scales. Bundles may have formats that this release does not know.
+    group = 4 * shape[1] // scales_shape[1] if len(scales_shape) == 2 else 0
+    wanted = (item, scales_shape[0] == shape[0], group)
+    return next((row for row in FORMATS.values() if (row.item, row.is_per_channel, row.group) == wanted), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from bundle.abi.formats import measure_kept
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.submodels import count_ring_step, describe_submodels
 from compiler_svc.models.description import ModelDescription
@@ -19,7 +20,6 @@ from compiler_svc.planning.weights import (
     item_bytes_of,
     measure_adapters,
     measure_draft_weights,
-    measure_kept_weights,
     measure_medusa_heads,
     measure_weights,
 )
@@ -149,7 +149,8 @@ class MemoryModel:
             description = self._describe(changes)
             plan = self._plan_weights(description, neuron)
             groups = measure_weights(plan) | {"draft": self._measure_draft(config)}
-            self._weights[key] = groups, measure_kept_weights(description, plan)
+            kept = measure_kept((one.name, one.dtype, one.rank_shape) for one in plan.tensors)
+            self._weights[key] = groups, kept
         return self._weights[key]
 
     def _describe(self, changes: ModelChanges) -> ModelDescription:

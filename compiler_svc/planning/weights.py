@@ -9,11 +9,9 @@ divides the layer's outputs, A if it divides its inputs. Every rank holds the ot
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from bundle.abi.formats import FORMATS
 from bundle.abi.tensor import DTYPES
 from compiler_svc.config import NeuronConfig
 from compiler_svc.models.description import ModelDescription
@@ -36,17 +34,6 @@ def measure_weights(plan: WeightPlan) -> dict[str, int]:
     for tensor in plan.tensors:
         groups[tensor.spec.group] += tensor.rank_size_bytes
     return groups
-
-
-def measure_kept_weights(description: ModelDescription, plan: WeightPlan) -> Counter[str]:
-    """Measures one rank's shard in bytes by what tensors are kept as: a format, scales included, or a dtype."""
-    titles = {linear.name: FORMATS[linear.format].title for linear in description.linears() if linear.format}
-    kept: Counter[str] = Counter()
-    for tensor in plan.tensors:
-        name, _, part = tensor.spec.name.rpartition(".")
-        title = titles.get(name) if part in ("weight", "scale") else None
-        kept[title or tensor.dtype] += tensor.rank_size_bytes
-    return kept
 
 
 def measure_draft_weights(

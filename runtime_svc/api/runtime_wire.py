@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Literal
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -9,11 +11,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.errors import FieldViolation
+from bundle.manifest import Manifest
 from edge.request_id import REQUEST_ID, make_id_violation
 from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.api.generation_wire import duration_to_pb
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
+from runtime_svc.deployments.memory import measure_kept_state, measure_kept_weights
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.operations import InFlightPolicy, ResetReceipt, WeightsReceipt
@@ -127,6 +131,8 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         followed_digest=deployment.followed.digest,
         degraded=deployment.followed.error is not None,
         target_inter_token_latency=None if target_s is None else duration_to_pb(target_s),
+        kept_weights=_kept_to_pb(deployment, measure_kept_weights),
+        kept_kv=_kept_to_pb(deployment, measure_kept_state),
     )
 
 
@@ -192,6 +198,11 @@ def _find_policy(value: pb.InFlightPolicy.ValueType, default: InFlightPolicy) ->
 def _policy_violation(value: pb.InFlightPolicy.ValueType, accepted: str) -> FieldViolation:
     is_known = value in pb.InFlightPolicy.values()
     return FieldViolation("in_flight_policy", pb.InFlightPolicy.Name(value) if is_known else str(value), accepted)
+
+
+def _kept_to_pb(deployment: Deployment, measure: Callable[[Manifest], Counter[str]]) -> list[pb.KeptBytes]:
+    kept = Counter[str]() if deployment.bundle is None else measure(deployment.bundle.manifest)
+    return [pb.KeptBytes(format=name, size_bytes=size_bytes) for name, size_bytes in kept.items()]
 
 
 def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:

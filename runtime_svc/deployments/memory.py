@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
+from bundle.abi.formats import measure_kept
 from bundle.abi.state import StateTensor
 from bundle.abi.tensor import DTYPES
 from bundle.manifest import Manifest, WeightTensor
@@ -44,6 +45,22 @@ def step_need(manifest: Manifest) -> MemoryNeed:
 def count_state_bytes(manifest: Manifest) -> int:
     """Counts the bytes of one rank's KV cache."""
     return sum(map(count_bytes, manifest.state.tensors))
+
+
+def measure_kept_weights(manifest: Manifest) -> Counter[str]:
+    """Measures the weights of all ranks in bytes, by the format or dtype in which they are kept."""
+    kept = Counter[str]()
+    for shard in manifest.shards():
+        kept += measure_kept((one.name, one.dtype, one.shape) for one in shard.tensors)
+    return kept
+
+
+def measure_kept_state(manifest: Manifest) -> Counter[str]:
+    """Measures the KV cache of all ranks in bytes, by dtype."""
+    kept = Counter[str]()
+    for tensor in manifest.state.tensors:
+        kept[tensor.dtype] += manifest.tp_degree * count_bytes(tensor)
+    return kept
 
 
 def count_bytes(tensor: StateTensor | WeightTensor) -> int:

@@ -43,6 +43,7 @@ async def test_load_reports_every_stage_and_the_deployment(served: Runtime) -> N
     assert (load.used_slots, load.total_slots, load.queue_capacity) == (0, 4, 256)
     assert (load.used_blocks, load.total_blocks, load.block_tokens) == (0, 4, 64)
     assert (deployment.weights_bytes, deployment.kv_bytes) == (1000, STATE_BYTES)
+    assert [one.format for one in deployment.kept_kv] == ["float32"]
     assert served.ranks.is_warm
     assert served.started_with == [{"num_threads": 1}]
 

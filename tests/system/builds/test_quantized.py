@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import prod
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +12,12 @@ import pytest
 from kiln.compiler.v1 import compiler_pb2 as pb
 from safetensors.numpy import load_file, save_file
 
-from bundle.abi.tensor import DTYPES
 from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
 from bundle.store.referrers import list_referrers, read_referrer
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.records import GOLDEN_TYPE
+from runtime_svc.deployments.memory import measure_kept_state, measure_kept_weights
 from tests.checkpoints.quantized import TOKEN_WRITERS, WRITERS
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.running_compiler import Client, response_of
@@ -71,9 +71,9 @@ async def test_quantized_models_compile(client: Client, layout: Layout, models: 
         f"{name.removesuffix('.scale')}.weight" for name in dtypes if name.endswith(".scale")
     }
     assert dtypes["lm_head.weight"] == item
-    assert planned.ranks[0].weights_bytes == sum(
-        prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors
-    )
+    kept = [{one.format: one.size_bytes for one in rank.kept_weights} for rank in planned.ranks]
+    assert measure_kept_weights(manifest) == sum(map(Counter[str], kept), Counter())
+    assert planned.ranks[0].weights_bytes == sum(kept[0].values())
 
     request = pb.ShardWeightsRequest(name="tuned", model=str(models / "tuned"), executables_ref=name)
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
@@ -129,9 +129,8 @@ async def test_quantized_caches_compile(
     fields = {"model": str(path), "neuron_config": plain | config, "optimization_level": level}
     planned = await client.plan(**fields)
     built = await client.build(name=path.name, **fields)
-    tensors = open_bundle(layout, built.digest).manifest.state.tensors
-    assert {tensor.dtype for tensor in tensors} == {item}
-    assert planned.ranks[0].kv_bytes == sum(prod(tensor.shape) for tensor in tensors)
+    manifest = open_bundle(layout, built.digest).manifest
+    assert measure_kept_state(manifest) == {item: planned.ranks[0].kv_bytes * manifest.tp_degree}
     (referrer,) = list_referrers(layout, built.digest, GOLDEN_TYPE)
     assert json.loads(read_referrer(layout, referrer.digest))["max_deviation"] < TOLERANCES["float32"]
 
@@ -174,9 +173,9 @@ async def test_quantized_checkpoints_compile(
     dtypes = {tensor.name: tensor.dtype for tensor in shards[0].tensors}
     assert dtypes["model.layers.0.mlp.up_proj.weight"] == (writer.kept or "int8")
     assert "lm_head.weight" not in dtypes, "a tied head that stays as it is shares the table"
-    assert planned.ranks[0].weights_bytes == sum(
-        prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in shards[0].tensors
-    )
+    kept = [{one.format: one.size_bytes for one in rank.kept_weights} for rank in planned.ranks]
+    assert measure_kept_weights(manifest) == sum(map(Counter[str], kept), Counter())
+    assert planned.ranks[0].weights_bytes == sum(kept[0].values())
 
     # Weights that are not quantized take their places in the same executables.
     request = pb.ShardWeightsRequest(name="tuned", model=str(models / "tuned"), executables_ref=name)

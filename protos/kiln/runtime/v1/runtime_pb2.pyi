@@ -163,6 +163,8 @@ class Deployment(_message.Message):
     FOLLOWED_VERSION_FIELD_NUMBER: _builtins.int
     FOLLOWED_DIGEST_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
+    KEPT_WEIGHTS_FIELD_NUMBER: _builtins.int
+    KEPT_KV_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Client-chosen id."""
     state: Global___Deployment.State.ValueType
@@ -213,6 +215,14 @@ class Deployment(_message.Message):
     def target_inter_token_latency(self) -> _duration_pb2.Duration:
         """Time between two tokens of a sequence that chunks of prompts are chosen for; unset where none is."""
 
+    @_builtins.property
+    def kept_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBytes]:
+        """The weights by what they are kept as, over all ranks."""
+
+    @_builtins.property
+    def kept_kv(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBytes]:
+        """The KV cache by what it is kept as, over all ranks."""
+
     def __init__(
         self,
         *,
@@ -233,14 +243,42 @@ class Deployment(_message.Message):
         followed_version: _builtins.str = ...,
         followed_digest: _builtins.str = ...,
         degraded: _builtins.bool = ...,
+        kept_weights: _abc.Iterable[Global___KeptBytes] | None = ...,
+        kept_kv: _abc.Iterable[Global___KeptBytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load", "target_inter_token_latency", b"target_inter_token_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "degraded", b"degraded", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "followed_digest", b"followed_digest", "followed_version", b"followed_version", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "degraded", b"degraded", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "followed_digest", b"followed_digest", "followed_version", b"followed_version", "id", b"id", "kept_kv", b"kept_kv", "kept_weights", b"kept_weights", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class KeptBytes(_message.Message):
+    """KeptBytes are the parts of a deployment's memory that are kept in one way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """A dtype, such as "bfloat16"; or, of quantized matrices with their scales, such as "int8, a scale for each output"."""
+    size_bytes: _builtins.int
+    """Size in bytes."""
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptBytes: _TypeAlias = KeptBytes  # noqa: Y015
 
 @_typing.final
 class RoleStatus(_message.Message):

@@ -115,6 +115,7 @@ _SETTINGS: Final = (
     Row("prompts", "{prompts}; what is too long is {capabilities.input_truncation:cut/refused}"),
     Row("outputs", _outputs),
 )
+_KEPT: Final = Row("kept as", "{kind} {format}: {size_bytes:size}")
 _SHAPES: Final = Row("{submodel}", "{tokens} tokens, batch {batch_size}{side}")
 _LOAD: Final = (
     Row("load", "{load.used_slots}/{load.total_slots} slots, {load.queued_requests} queued, {load.steps} steps"),
@@ -321,6 +322,7 @@ def _deployment_view(deployment: Deployment) -> RenderableType:
             *describe(deployment, _NAMES),
             *(line for role in deployment.roles for line in _describe_role(deployment, role)),
             *describe(deployment, _SETTINGS, prompts=_prompts(deployment)),
+            *_describe_kept(deployment),
             *_describe_shapes(deployment.capabilities),
             *describe(deployment, _LOAD),
         ]
@@ -331,6 +333,12 @@ def _describe_role(deployment: Deployment, role: RoleStatus) -> Iterator[tuple[s
     row = _ROLE if role.weight_epoch else _WAITING_ROLE
     texts = {"executables": _executables_in_use(role), "weights": _weights_of(role), "deployment": deployment.id}
     return describe(role, [row], **texts)
+
+
+def _describe_kept(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    for kind, kept in (("weights", deployment.kept_weights), ("KV cache", deployment.kept_kv)):
+        for one in kept:
+            yield from describe(one, [_KEPT], kind=kind)
 
 
 def _describe_shapes(capabilities: Capabilities) -> Iterator[tuple[str, str]]:
