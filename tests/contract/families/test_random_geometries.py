@@ -61,7 +61,7 @@ def test_legal_geometries(architecture: str, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILIES)
-@fuzz(500)
+@fuzz(100)
 @given(data=st.data())
 def test_many_legal_geometries(architecture: str, data: st.DataObject) -> None:
     check_drawn_numbers(architecture, data)
