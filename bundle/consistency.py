@@ -51,11 +51,14 @@ def _find_state_problems(manifest: Manifest) -> Iterator[str]:
             yield f"state.tensors[{tensor.name}] has {len(tensor.axes)} axes and {len(tensor.shape)} dimensions"
         # Executables index with what steps say, and steps go by the numbers of the layout.
         sizes = dict(zip(tensor.axes, tensor.shape, strict=False))
-        if sizes.get(kind) != state.num_rows + 1:
-            accepted = f"{state.num_rows + 1} {kind}s, the scratch {kind} included"
-            yield f"state.tensors[{tensor.name}] has {sizes}; accepted: {accepted}"
+        if sizes.get(kind) != state.num_entries:
+            scratch = "" if state.has_spare_positions else f", the scratch {kind} included"
+            yield f"state.tensors[{tensor.name}] has {sizes}; accepted: {state.num_entries} {kind}s{scratch}"
         if state.block_tokens and sizes.get("position") != state.block_tokens:
             accepted = f"{state.block_tokens} positions, as state.block_tokens says"
+            yield f"state.tensors[{tensor.name}] has {sizes}; accepted: {accepted}"
+        if state.has_spare_positions and (state.num_blocks or sizes.get("position", 0) <= manifest.limits.max_length):
+            accepted = f"slots of at least {manifest.limits.max_length + 1} positions, the last one spare"
             yield f"state.tensors[{tensor.name}] has {sizes}; accepted: {accepted}"
     if (state.num_blocks > 0) != (state.block_tokens > 0):
         numbers = f"num_blocks is {state.num_blocks} and block_tokens {state.block_tokens}"

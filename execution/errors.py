@@ -64,9 +64,9 @@ class WeightsAwaited(ExecutionError, code="INTERNAL"):
 class SlotUnknown(ExecutionError, code="INTERNAL"):
     """A slot that the KV cache does not have."""
 
-    violation = FieldViolation("slots", "{slot}", "0 to {num_slots} ({num_slots} is the scratch slot)")
+    violation = FieldViolation("slots", "{slot}", "0 to {last_slot}")
     slot: int
-    num_slots: int
+    last_slot: int
 
 
 class StepInvalid(ExecutionError, code="INTERNAL"):

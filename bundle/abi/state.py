@@ -11,9 +11,9 @@ from bundle.abi.tensor import DType
 #: Kinds of tensors that every layer has, in calling order.
 KINDS: Final = ("k_cache", "v_cache")
 
-#: Meaning of each axis of a tensor. The last slot is the scratch slot, which no request holds.
+#: Meaning of each axis of a tensor.
 AXES: Final = ("slot", "kv_head", "position", "head_dim")
-#: The same in a cache made of blocks. The last block is the scratch block.
+#: The same in a cache made of blocks.
 BLOCK_AXES: Final = ("block", "kv_head", "position", "head_dim")
 
 
@@ -37,8 +37,9 @@ class StateTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class StateLayout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The KV cache of every rank, made of slots or of blocks.
 
-    Entries 0 to `num_rows - 1` of each tensor's first axis are slots, or blocks, that requests hold. The last entry is
-    the scratch slot, or block, of padding and of idle rows.
+    Entries 0 to `num_rows - 1` of each tensor's first axis are slots, or blocks, that requests hold. Padding and idle
+    rows change nothing, but some graphs write there, too: a scratch slot, or block, comes last for them, unless each
+    slot has a spare position behind those of sequences.
     """
 
     tensors: tuple[StateTensor, ...]
@@ -50,11 +51,18 @@ class StateLayout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_blocks: int = 0
     #: Positions of a block, in tokens; 0: the cache is made of slots.
     block_tokens: int = 0
+    #: Whether slots have a spare position, the last one, and there is no scratch slot.
+    has_spare_positions: bool = False
 
     @property
     def num_rows(self) -> int:
         """Slots or blocks that requests can hold."""
         return self.num_blocks or self.num_slots
+
+    @property
+    def num_entries(self) -> int:
+        """Size of the first axis of each tensor."""
+        return self.num_rows + (0 if self.has_spare_positions else 1)
 
     @property
     def max_rewound_tokens(self) -> int | None:

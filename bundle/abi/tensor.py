@@ -48,7 +48,7 @@ DTYPES: Final[Mapping[DType, ItemType]] = {
 #: V                 vocabulary size
 #: rank_V            vocabulary of one rank: its share of V, rounded up
 #: pad_id            token id of padding
-#: scratch_slot      KV slot of idle rows; the last one
+#: scratch_slot      KV slot of idle rows: one behind those that requests hold, whether the cache has it or not
 #: scratch_block     KV block of padding and of idle rows; the last one
 #: scratch_place     first place of the scratch block: its number times the tokens of a block
 #: last_place        last place of the scratch block

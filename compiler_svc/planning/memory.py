@@ -31,7 +31,7 @@ from targets.target import Target
 # Only `cast_type` "as-declared" uses it.
 _DTYPE_OF_PICKLES: Final = "bfloat16"
 _FLASH_DECODING_SPARE: Final = 128
-#: Rows of slots, or blocks, that no sequence has: every graph writes there what idle rows and padding compute.
+#: Blocks, slots, or positions of a slot, that no sequence has: idle rows and padding write there.
 _NUM_SCRATCH: Final = 1
 
 
@@ -104,8 +104,7 @@ class MemoryModel:
         self._adapters = adapters
         self._draft = draft
         self._format = target.lowerings[optimization_level].format
-        self._has_rings = target.has_rings
-        self._skips_idle = target.skips_idle
+        self._target = target
         self._descriptions: dict[ModelChanges, ModelDescription] = {}
         self._weights: dict[tuple[object, ...], tuple[Mapping[str, int], Mapping[str, int]]] = {}
 
@@ -123,7 +122,7 @@ class MemoryModel:
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
             num_layers += len(self._draft.description.layers)
         # Executables with equal graphs are one file, which a rank loads once.
-        num_files = sum(submodel.count_graphs(skips_idle=self._skips_idle) for submodel in submodels)
+        num_files = sum(submodel.count_graphs(skips_idle=self._target.skips_idle) for submodel in submodels)
         weight_groups, kept_weights = self._measure_weights(config)
         is_copied = self._format.state_convention == "functional"
         return RankMemory(
@@ -138,7 +137,7 @@ class MemoryModel:
         )
 
     def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> Counter[str]:
-        return measure_kv(model, config, has_rings=self._has_rings)
+        return measure_kv(model, config, self._target)
 
     def _measure_weights(self, config: InferenceConfig) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """Measures groups, and what is kept in each way."""
@@ -207,10 +206,10 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
     )
 
 
-def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool) -> Counter[str]:
+def measure_kv(model: ModelDescription, config: NeuronConfig, target: Target) -> Counter[str]:
     """Measures the KV cache of one rank by dtype, in bytes; all ranks need the same.
 
-        slots:   (max_batch_size + 1 scratch row) * positions
+        slots:   max_batch_size * (positions + 1); where code skips idle rows, (max_batch_size + 1) * positions
         blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
         each position: over the layers and their rows, rank's KV heads * items of the row * bytes of an item
 
@@ -218,22 +217,24 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool
     share a KV head divide them, and each rank has 128 more positions for writes that are discarded, as in NxD
     Inference.
     """
-    ring_step = count_ring_step(config) if has_rings else 0
     states = map(choose_changes(config).change_state, model.states)
     kept: Counter[str] = Counter()
     for state in states:
-        num_places = _count_positions(state, config, ring_step) * state.heads.layout(config.tp_degree).num_kv_heads
+        num_places = _count_positions(state, config, target) * state.heads.layout(config.tp_degree).num_kv_heads
         for row in state.rows(config.torch_dtype):
             kept[row.dtype] += num_places * row.size * item_bytes_of(row.dtype)
     # Without hidden states, no bytes are no row.
     return kept + Counter({config.torch_dtype: _measure_hidden_states(model, config)})
 
 
-def _count_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:
+def _count_positions(state: StateSpec, config: NeuronConfig, target: Target) -> int:
     """Counts the positions for which a rank keeps a layer's keys and values."""
     if config.is_block_kv_layout:
         return (config.pa_num_blocks + _NUM_SCRATCH) * config.pa_block_size
-    return (config.max_batch_size + _NUM_SCRATCH) * _row_positions(state, config, ring_step)
+    positions = _row_positions(state, config, count_ring_step(config) if target.has_rings else 0)
+    if target.skips_idle:
+        return (config.max_batch_size + _NUM_SCRATCH) * positions
+    return config.max_batch_size * (positions + _NUM_SCRATCH)
 
 
 def _row_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:

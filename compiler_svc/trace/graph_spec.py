@@ -23,7 +23,7 @@ class GraphSpec:
         model: `module:function` that builds the module; see `models.family.Family`.
         dtype: Dtype of the computation, and of the KV cache unless the description says another.
         reduce_dtype: Dtype in which ranks add up their partial results; None for `dtype`.
-        num_slots: Rows of the KV cache that requests can hold, without the scratch row.
+        num_slots: Rows of the KV cache that requests can hold.
         max_length: Positions that the KV cache holds, in tokens.
         sampling: Parameters for picking tokens. Temperature 0 or top_k 1 without `dynamic` is greedy.
         output_logits: Return logits beside sampled tokens. Graphs without on-device sampling always return logits.
@@ -60,6 +60,7 @@ class GraphSpec:
     def __post_init__(self) -> None:
         assert (self.num_blocks > 0) == (self.block_tokens > 0), "blocks have a number and a size"
         assert not (self.num_blocks and self.largest_step), "blocks are no rings"
+        assert self.skips_idle or not self.largest_step, "rings have no spare positions"
         assert list_flags().issuperset(self.optional_inputs), self.optional_inputs
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class GraphSpec:
         parameters = self.description.parameters(self.tp_degree)
         formats = {one.name: one.format for one in self.description.linears() if one.format}
         activations = {one.name: one.activations for one in self.description.linears() if one.activations}
+        num_spare = int(self.has_spare_positions)
         attention, kept = self.description.states[0].dtype, self.description.states[0].kept
         return (
             own
@@ -81,7 +83,7 @@ class GraphSpec:
             | ({"activations": activations} if activations else {})
             | {
                 "numeric_config": self.description.numeric_config,
-                "positions": [self.count_positions(state) for state in self.description.states],
+                "positions": [self.count_positions(state) + num_spare for state in self.description.states],
                 "parameters": {one.name: one.rank_shape(self.tp_degree) for one in parameters},
                 "sampling": msgspec.to_builtins(self.sampling),
             }
@@ -90,6 +92,13 @@ class GraphSpec:
     def count_positions(self, state: StateSpec) -> int:
         """Counts the positions of a layer's slots or blocks."""
         return self.block_tokens or state.count_positions(self.max_length, self.largest_step)
+
+    @property
+    def has_spare_positions(self) -> bool:
+        """Whether idle rows and padding write to a position behind those of sequences: a row of their own would count
+        as much as a sequence. Blocks are small, rings have no such position, and code that skips them writes nothing.
+        """
+        return not (self.skips_idle or self.num_blocks)
 
     @property
     def samples_on_device(self) -> bool:

@@ -42,6 +42,7 @@ class SubmodelProgram(nn.Module):
             reads_cache=SUBMODELS[self.submodel.submodel].reads_cache or COMPUTED_CONTEXT in self.submodel.flags,
             max_context=self._max_context,
             padding_side=self.spec.padding_side,
+            spare_positions=self.spec.has_spare_positions,
         )
         logits, new_state = self.core(**of_core, state=state, kind=kind)
         outputs = {"rank_logits": logits.part}

@@ -80,14 +80,15 @@ def _specify(tensors: Iterable[AbiTensor], symbols: Symbols, computed: DType) ->
 def describe_state(spec: GraphSpec) -> StateLayout:
     """Describes the KV cache of every rank."""
     states = spec.description.states
-    axes, num_rows = (BLOCK_AXES, spec.num_blocks) if spec.num_blocks else (AXES, spec.num_slots)
+    axes = BLOCK_AXES if spec.num_blocks else AXES
+    num_entries = (spec.num_blocks or spec.num_slots) + (0 if spec.has_spare_positions else 1)
     tensors = []
     for state in states:
         num_heads, positions = state.heads.layout(spec.tp_degree).num_kv_heads, spec.count_positions(state)
         is_ring = not spec.num_blocks and positions < spec.max_length
         window = state.window if is_ring and state.window else 0
         for row in state.rows(spec.dtype):
-            shape = (num_rows + 1, num_heads, positions, row.size)
+            shape = (num_entries, num_heads, positions + spec.has_spare_positions, row.size)
             tensors.append(StateTensor(name=row.name, dtype=row.dtype, shape=shape, axes=axes, window=window))
     layout = states[0].heads.layout(spec.tp_degree)
     return StateLayout(
@@ -96,4 +97,5 @@ def describe_state(spec: GraphSpec) -> StateLayout:
         kv_heads_by_rank=layout.kv_heads,
         num_blocks=spec.num_blocks,
         block_tokens=spec.block_tokens,
+        has_spare_positions=spec.has_spare_positions,
     )

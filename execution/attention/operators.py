@@ -9,7 +9,7 @@ Their arguments:
 - keys, values: [rows, tokens, kv_heads, head_dim], of the step's tokens, in the queries' dtype; keys are rotated. Query
   head h reads KV head h // (heads / kv_heads).
 - key_cache, value_cache: [blocks, kv_heads, block_tokens, head_dim], of one of these dtypes, float8_e4m3fn or
-  int8. In the contiguous layout a block is a slot. The last block is scratch: no live token lies in it. Attention is to
+  int8. In the contiguous layout a block is a slot. No token lies at the last place of the last block. Attention is to
   what the cache keeps of keys and values, those of the step's own tokens included.
 - positions: int32 [rows, tokens]: place of each token in its sequence. Negative: there is no token; nothing is written
   for it, and its output is unspecified (zeros here).

@@ -69,18 +69,18 @@ def keep(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 def write_tokens(cache: Tensor, tokens: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
     """Returns a cache with the step's tokens; those without a position change nothing.
 
-    A row's blocks are a ring: the position after their last one lies in the first. No row lists the last block together
-    with other rows. Shapes are the operator's, and the tokens may be of any float dtype.
+    A row's blocks are a ring: the position after their last one lies in the first. No token lies at the last place of
+    the last block. Shapes are the operator's, and the tokens may be of any float dtype.
     """
     block_tokens, last_block = cache.shape[2], cache.shape[0] - 1
     is_live = positions >= 0
     places = positions.clamp(min=0)
     entries = (places // block_tokens) % block_table.shape[1]
     blocks = torch.where(is_live, block_table.gather(1, entries), last_block)
-    offsets = torch.where(is_live, places % block_tokens, 0)
+    offsets = torch.where(is_live, places % block_tokens, block_tokens - 1)
     heads = torch.arange(cache.shape[1], dtype=torch.int32, device=cache.device)
-    # What the last block holds at its first position is written there again for every token without a position.
-    kept = cache[last_block, :, 0]
+    # What the last place holds is written there again for every token without a position.
+    kept = cache[last_block, :, block_tokens - 1]
     tokens = torch.where(is_live[:, :, None, None], keep(tokens, cache.dtype), kept)
     # Without an index of heads, graphs for XLA would transpose the whole cache to bring the other two together.
     places_of_heads = [blocks[:, :, None], heads, offsets[:, :, None]]

@@ -27,7 +27,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class RankState:
-    """State tensors by name, zeroed at the start. Their first axis is the slot, or the block; the last is scratch.
+    """State tensors by name, zeroed at the start. Their first axis is the slot, or the block.
 
     The memory is asked for in pages of `page_bytes`.
     """
@@ -39,7 +39,7 @@ class RankState:
         takes its whole memory when its first token is written. In the file `kernels_choice` the kernel says whether it
         gives huge pages. Raises OSError if the process may not have so much memory.
         """
-        self._num_rows = layout.num_rows
+        self._num_entries = layout.num_entries
         sizes = [prod(spec.shape) * DTYPES[spec.dtype].size_bytes for spec in layout.tensors]
         offsets = [0]
         for size in sizes:
@@ -75,8 +75,8 @@ class RankState:
                 tensor.zero_()
             return self.size_bytes
         for slot in slots:
-            if not 0 <= slot <= self._num_rows:
-                raise SlotUnknown(slot, self._num_rows)
+            if not 0 <= slot < self._num_entries:
+                raise SlotUnknown(slot, self._num_entries - 1)
         # One call for each tensor: a prefix cache gives thousands of blocks back at once.
         chosen = torch.tensor(sorted(set(slots)), dtype=torch.int64)
         for tensor in self.tensors.values():

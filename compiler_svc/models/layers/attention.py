@@ -20,9 +20,9 @@ from execution.dtypes import TORCH_DTYPES
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Keys and values of one layer: [blocks, kv_heads, positions of a block, head_dim] each, the last block scratch.
+    """Keys and values of one layer: [blocks, kv_heads, positions of a block, head_dim] each.
 
-    A slot is a block that has room for a whole sequence.
+    A slot is a block that has room for a whole sequence. No token lies at the last place of the last block.
     """
 
     keys: Tensor

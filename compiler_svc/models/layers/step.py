@@ -14,12 +14,14 @@ class StepKind:
     """What is the same in all steps of an executable.
 
     If it `reads_cache`, rows continue sequences in the KV cache; otherwise each row begins one. `max_context` is
-    positions that a row may have: targets that cannot stop at a row's last one read as many.
+    positions that a row may have: targets that cannot stop at a row's last one read as many. The KV cache has a scratch
+    slot behind the others, unless slots have `spare_positions`.
     """
 
     reads_cache: bool
     max_context: int
     padding_side: Literal["right", "left"] = "right"
+    spare_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,11 @@ class StepTokens:
         if active_block_table is None:
             assert seq_ids is not None, "an executable without blocks has slots"
             block_table = seq_ids[:, None]
-            is_token = block_table < num_blocks - 1
+            if kind.spare_positions:
+                is_token = block_table < num_blocks
+                block_table = block_table.clamp(max=num_blocks - 1)
+            else:
+                is_token = block_table < num_blocks - 1
         else:
             assert slot_mapping is not None, "an executable with blocks says where tokens are written"
             block_table = active_block_table

@@ -165,7 +165,7 @@ class DeviceState:
 
     def __init__(self, device: NeuronDevice, manifest: Manifest) -> None:
         self._specs: dict[str, StateTensor] = {spec.name: spec for spec in manifest.state.tensors}
-        self._num_rows = manifest.state.num_rows
+        self._num_entries = manifest.state.num_entries
         self.tensors: dict[str, DeviceTensor] = {}
         device.require_memory("the KV cache", sum(map(_count_state, self._specs.values())))
         try:
@@ -188,8 +188,8 @@ class DeviceState:
                 tensor.zero(0, tensor.size_bytes)
             return self.size_bytes
         for slot in slots:
-            if not 0 <= slot <= self._num_rows:
-                raise SlotUnknown(slot, self._num_rows)
+            if not 0 <= slot < self._num_entries:
+                raise SlotUnknown(slot, self._num_entries - 1)
         written = 0
         for name, tensor in self.tensors.items():
             row_bytes = tensor.size_bytes // self._specs[name].shape[0]

@@ -41,6 +41,14 @@ def with_blocks(manifest: Manifest, num_blocks: int, block_tokens: int, *, real_
     return change_state(manifest, tensors=tuple(tensors), num_blocks=num_blocks, block_tokens=block_tokens)
 
 
+def with_spare_positions(manifest: Manifest, positions: int) -> Manifest:
+    tensors = tuple(
+        replace(tensor, shape=(manifest.state.num_slots, tensor.shape[1], positions, tensor.shape[3]))
+        for tensor in manifest.state.tensors
+    )
+    return change_state(manifest, tensors=tensors, has_spare_positions=True)
+
+
 def drop_weights(manifest: Manifest) -> Manifest:
     """A bundle that `save_sharded_checkpoint: false` makes."""
     sets = tuple(
@@ -67,8 +75,9 @@ OTHER_TENSOR = (WeightTensor(name="other", dtype="float32", shape=()),)
         (lambda m: replace(m, executables=()), False, True),
         (lambda m: with_heads(m, (0, 1), (2, -1)), True, True),
         (lambda m: change_tensor(m, window=9), True, True),
+        (lambda m: with_spare_positions(m, m.limits.max_length + 1), True, True),
     ],
-    ids=["full", "executables", "weights", "padded heads", "ring"],
+    ids=["full", "executables", "weights", "padded heads", "ring", "spare positions"],
 )
 def test_contents_may_be_executables_or_weights_or_both(
     change: Callable[[Manifest], Manifest], has_executables: bool, has_weights: bool
@@ -101,6 +110,10 @@ def test_contents_may_be_executables_or_weights_or_both(
         (
             lambda m: with_blocks(m, 4, 16, real_tokens=8),
             r"state\.tensors\[k_cache\.0\] has \{'block': 5, .*'position': 8, .*; accepted: 16 positions",
+        ),
+        (
+            lambda m: with_spare_positions(m, m.limits.max_length),
+            r"has \{'slot': .*; accepted: slots of at least \d+ positions, the last one spare",
         ),
         (lambda m: change_state(m, num_slots=9), r"state\.tensors\[k_cache\.0\] has \{'slot': .*; accepted: 10 slots"),
         (

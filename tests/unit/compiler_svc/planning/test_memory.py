@@ -57,7 +57,7 @@ class TestWeights:
         """On 24 ranks 32 query heads become 48, and each of 8 KV heads is held three times."""
         padded = memory(target="inf2", tp_degree=24)
         assert padded.weight_groups["attention"] * 24 == 2 * 32 * 4096 * 128 * (2 * 48 + 2 * 24)
-        assert padded.kv_bytes == 2 * 256 * POSITION_BYTES // 8
+        assert padded.kv_bytes == 257 * POSITION_BYTES // 8
 
     @pytest.mark.parametrize(
         ("kind", "num_scales"),
@@ -93,9 +93,12 @@ class TestWeights:
 
 class TestKvCache:
     @pytest.mark.parametrize("target", TARGETS)
-    def test_slots_and_a_scratch_row(self, memory: Measure, target: TargetKind) -> None:
-        assert memory(target=target).kv_bytes == 2 * 256 * POSITION_BYTES
-        assert memory(target=target, batch_size=4).kv_bytes == 5 * 256 * POSITION_BYTES
+    def test_slots_have_a_spare_position_unless_idle_rows_are_skipped(
+        self, memory: Measure, target: TargetKind
+    ) -> None:
+        for rows in (1, 4):
+            positions = (rows + 1) * 256 if target == "cpu" else rows * 257
+            assert memory(target=target, batch_size=rows).kv_bytes == positions * POSITION_BYTES
 
     def test_quantized_items(self, memory: Measure) -> None:
         assert memory(kv_cache_quant=True).kv_bytes == memory().kv_bytes / 2
@@ -113,12 +116,12 @@ class TestKvCache:
         assert measure("cpu", batch_size=4) == 5 * 640 * POSITION_BYTES
         assert measure("cpu", max_context_length=2048) == 2 * 2048 * POSITION_BYTES
         assert measure("cpu", is_block_kv_layout=True, pa_num_blocks=64, pa_block_size=32) == 65 * 32 * POSITION_BYTES
-        assert measure("trn1") == 2 * 2048 * POSITION_BYTES
+        assert measure("trn1") == 2049 * POSITION_BYTES
 
     def test_flash_decoding_divides_positions(self, memory: Measure) -> None:
         options = {"tp_degree": 32, "seq_len": 1024}
         divided = memory(flash_decoding_enabled=True, **options)
-        assert divided.kv_bytes == 2 * (1024 // 4 + 128) * POSITION_BYTES / 8
+        assert divided.kv_bytes == (1024 // 4 + 128 + 1) * POSITION_BYTES / 8
 
 
 class TestActivations:

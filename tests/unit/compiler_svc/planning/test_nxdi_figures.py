@@ -33,8 +33,8 @@ WEIGHTS_70B: Final = {
 }
 #: The MLP in one byte for an item: 880803840, and 80 * (448 + 448 + 8192) scales of four bytes.
 QUANTIZED_MLP_70B: Final = 880_803_840 + 2_908_160
-#: Rows of slots that Kiln's graphs have and NxD Inference's cache has not; its scratch block both have.
-SCRATCH: Final = 1
+#: Positions of a slot that Kiln's graphs have and NxD Inference's cache has not; the scratch block both have.
+SPARE: Final = 1
 #: Keys and values of a position: 80 layers * 2 * 128 items of two bytes.
 POSITION_70B: Final = 40_960
 
@@ -52,8 +52,8 @@ def plan_file(planner: Planner, name: str, model: str, **changes: Any) -> PlanRe
 @pytest.mark.parametrize(
     ("name", "mlp", "kv_bytes"),
     [
-        ("aws_llama_70b_card_1", WEIGHTS_70B["mlp"], (1 + SCRATCH) * 16384 * POSITION_70B),
-        ("aws_llama_70b_fp8", QUANTIZED_MLP_70B, (4 + SCRATCH) * 5120 * POSITION_70B),
+        ("aws_llama_70b_card_1", WEIGHTS_70B["mlp"], (16384 + SPARE) * POSITION_70B),
+        ("aws_llama_70b_fp8", QUANTIZED_MLP_70B, 4 * (5120 + SPARE) * POSITION_70B),
         ("aws_llama_70b_prefix_caching", WEIGHTS_70B["mlp"], (2048 + 1) * 32 * POSITION_70B),
     ],
 )
@@ -105,7 +105,7 @@ def test_the_speculation_tutorial(planner: Planner) -> None:
         + 135_168  # norms: 33 * 2048 items
     )
     assert planned.memory.weight_groups == WEIGHTS_70B | {"draft": draft}
-    assert planned.memory.kv_bytes == (1 + SCRATCH) * 12800 * (POSITION_70B + 16 * 2 * 64 * 2)
+    assert planned.memory.kv_bytes == (12800 + SPARE) * (POSITION_70B + 16 * 2 * 64 * 2)
     assert [submodel.name for submodel in planned.submodels] == ["context_encoding", "fused_speculation"]
     assert planned.fits
 
@@ -129,24 +129,20 @@ def test_saved_files(planner: Planner, release: str) -> None:
         "draft": 0,
         "derived": 260,
     }
-    assert planned.memory.kv_bytes == (1 + SCRATCH) * 2048 * 32 * 2 * 128 * 2
+    assert planned.memory.kv_bytes == (2048 + SPARE) * 32 * 2 * 128 * 2
     assert planned.fits
 
 
-def test_a_long_context_fits_trn1_2xlarge_in_blocks(planner: Planner) -> None:
-    """8B on two cores with 65536 tokens: weights 8.03 GB and one row of keys and values, 4.29 GB, of 17.18 GB.
-
-    NxD Inference's cache of slots fits. Kiln's has a scratch row of another 4.29 GB, which blocks do not need.
-    """
+def test_a_long_context_fits_trn1_2xlarge(planner: Planner) -> None:
+    """8B on two cores with 65536 tokens: weights 8.03 GB and one row of keys and values, 4.29 GB, of 17.18 GB."""
     sizes: dict[str, Any] = {"tp_degree": 2, "seq_len": 65536, "max_context_length": 8192}
     row_bytes = 65536 * 32 * 2 * 4 * 128 * 2
     assert row_bytes == 4_294_967_296
     slots = plan(planner, "8b", "trn1", **sizes)
-    assert slots.memory.kv_bytes == (1 + SCRATCH) * row_bytes
+    assert slots.memory.kv_bytes == row_bytes * 65537 // 65536
     assert slots.memory.weights_bytes == pytest.approx(8.03e9, rel=0.001)
-    assert slots.memory.total_bytes - row_bytes == pytest.approx(12.9e9, rel=0.01)
-    assert slots.memory.total_bytes - row_bytes < slots.limit_bytes < slots.memory.total_bytes
-    assert not slots.fits
+    assert slots.memory.total_bytes == pytest.approx(12.9e9, rel=0.01)
+    assert slots.fits
     blocks = plan(
         planner,
         "8b",
@@ -183,7 +179,7 @@ def test_an_eagle_draft_is_divided_as_its_target_is(planner: Planner) -> None:
         + 16_384  # one norm
     )
     # Keys and values of 81 layers, and the ring of hidden states: two rows of ten.
-    assert planned.memory.kv_bytes == (1 + SCRATCH) * 81 * 1024 * 2 * 128 * 2 + 2 * 2 * 10 * 8192 * 2
+    assert planned.memory.kv_bytes == (1024 + SPARE) * 81 * 2 * 128 * 2 + 2 * 2 * 10 * 8192 * 2
 
 
 def measure_1b(tp_degree: int, *, tied: bool) -> int:
