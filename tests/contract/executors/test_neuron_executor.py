@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,8 +257,30 @@ class TestBundlesForOtherCores:
         first, second = toy_bundle.manifest.executables
         swapped = (msgspec.structs.replace(first, blob=second.blob), second)
         manifest = msgspec.structs.replace(toy_bundle.manifest, executables=swapped)
-        with pytest.raises(ExecutableInvalid, match=r"tensor input0 of the NEFF is input int32 \[2, 1\], the manifest"):
+        message = r"tensor input0 of the NEFF is input int32 \[2, 1\] of 8 bytes, the manifest"
+        with pytest.raises(ExecutableInvalid, match=message):
             load_executor(manifest, 0, toy_bundle.blob_path)
+
+    @pytest.mark.parametrize(
+        ("variable", "told"),
+        [("NEURON_STAND_IN_INTEGERS", r"input int32 \[\d+, \d+\]"), ("NEURON_STAND_IN_FLAT", r"input \w+ \[\d+\]")],
+    )
+    def test_tensors_of_as_many_bytes_are_noted(
+        self,
+        toy_bundle: ToyBundle,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        *,
+        variable: str,
+        told: str,
+    ) -> None:
+        """libnrt does not report the original dtype of every tensor."""
+        monkeypatch.setenv(variable, "1")
+        executor = load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        assert_serves(executor, 0)
+        executor.close()
+        assert re.search(rf"{CTE}: libnrt reports another dtype or shape .*: tensor \w+ is {told} of", caplog.text)
+        assert len(caplog.records) == len(toy_bundle.manifest.executables)
 
     @pytest.mark.parametrize(
         ("target", "message"),

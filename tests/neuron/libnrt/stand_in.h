@@ -7,6 +7,8 @@
  * NEURON_STAND_IN_CORES       logical cores of the host
  * NEURON_STAND_IN_FAMILY      `family` of nrt_get_instance_info
  * NEURON_STAND_IN_HBM_BYTES   memory of a core
+ * NEURON_STAND_IN_INTEGERS    1: tensors of float32 are reported as int32
+ * NEURON_STAND_IN_FLAT        1: tensors are reported with one dimension
  * NEURON_STAND_IN_FAULTS      a file of lines "CALL STATUS", which that call then returns, or "CALL wait PATH", upon which
  *                          the call waits until the path exists
  */
@@ -113,6 +115,7 @@ typedef struct {
     nrt_dtype_t dtype;
     uint32_t ndim;
     uint32_t shape[MAX_DIMS];
+    uint32_t num_items;
     size_t size;
     char role[256];
     char alias[256]; /* "-": none */
