@@ -32,12 +32,13 @@ class DeviceUnsuitable(ExecutionError, code="FAILED_PRECONDITION"):
 
 
 class DeviceBusy(ExecutionError, code="UNAVAILABLE"):
-    """Cores that another process has."""
+    """Cores that another process has, as far as can be told: the device's library has no status for that alone."""
 
-    message = "another process has cores {cores} ({status})"
+    message = "cores {cores} cannot be taken: {cause} ({status})"
     retry_after_s = _BUSY_RETRY_S
     cores: str
     status: str
+    cause: str
 
 
 class DeviceMemoryShort(ExecutionError, code="RESOURCE_EXHAUSTED"):

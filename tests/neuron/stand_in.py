@@ -39,7 +39,7 @@ def make_environment(library: Path, directory: Path, *, num_cores: int = 2) -> d
         library: What `build_stand_in` returned.
         directory: Stands for the host: processes with the same one share its cores.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "dev").mkdir(parents=True, exist_ok=True)
     found = os.environ.get("LD_LIBRARY_PATH")
     return {
         "LD_LIBRARY_PATH": os.pathsep.join([str(library.parent), *([found] if found else [])]),

@@ -19,6 +19,7 @@ from execution.device_errors import (
     DeviceMemoryShort,
     DeviceUnsuitable,
 )
+from execution.executors.neuron.initialization import IN_RANKS, Initialization
 from execution.executors.neuron.library import (
     NO_FRAMEWORK,
     ON_DEVICE,
@@ -26,7 +27,7 @@ from execution.executors.neuron.library import (
     MemoryStats,
     open_library,
 )
-from execution.executors.neuron.status import Consequence, describe_status
+from execution.executors.neuron.status import Consequence, describe_status, tell_status
 from targets.neuron import NEFF
 
 #: The target that each family of instances is (`nrt_instance_info_t.family`, an enumeration in nrt.h).
@@ -54,7 +55,7 @@ CORE: Final = 0
 class NeuronDevice:
     """libnrt, initialized for the one logical core of this process. Use `open_device`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, initialization: Initialization) -> None:
         """Initializes the library, which takes the core until the process ends."""
         self._library = open_library()
         _require_core_size(target)
@@ -63,7 +64,11 @@ class NeuronDevice:
         os.environ.setdefault(EXEC_TIMEOUT, _EXEC_TIMEOUT_S)
         os.environ.setdefault(VISIBLE_CORES, "0")
         self._require_cores()
-        self.call("nrt_init", NO_FRAMEWORK, b"", b"")
+        code = initialization.run(
+            lambda: self.call_for_status("nrt_init", NO_FRAMEWORK, b"", b""), os.environ[VISIBLE_CORES]
+        )
+        if code:
+            self.raise_status("nrt_init", code)
         try:
             self._require_kind(target)
         except BaseException:
@@ -110,9 +115,8 @@ class NeuronDevice:
 
     def raise_status(self, call: str, code: int) -> NoReturn:
         """Raises the error that a status stands for."""
-        status = describe_status(code)
-        text = f"{status.name} ({code})"
-        match status.consequence:
+        text = tell_status(code)
+        match describe_status(code).consequence:
             case Consequence.HANG:
                 raise DeviceHung(call, text)
             case Consequence.BREAK:
@@ -122,7 +126,7 @@ class NeuronDevice:
                 free_bytes = 0 if call == _MEMORY_STATS else self.free_bytes
                 raise DeviceMemoryShort(call, None, free_bytes)
             case Consequence.BUSY:
-                raise DeviceBusy(os.environ.get(VISIBLE_CORES, ""), text)
+                raise DeviceBusy(os.environ.get(VISIBLE_CORES, ""), text, "another process has them")
             case Consequence.REFUSE:
                 raise DeviceUnsuitable("executables", text, "NEFFs that this host's Neuron runtime takes")
             case _:
@@ -211,15 +215,21 @@ _opened: NeuronDevice | None = None
 _opening: Final = threading.Lock()
 
 
-def open_device(target: Target) -> NeuronDevice:
+def open_device(target: Target, initialization: Initialization = IN_RANKS) -> NeuronDevice:
     """Returns the device of this process; initializes it at the first call, which a rank makes after its fork.
 
     libnrt cannot be initialized anew once it was closed, so the device stays until the process ends.
+
+    Raises:
+        NeuronLibraryMissing: There is no libnrt, or one without a call that Kiln makes.
+        DeviceUnsuitable: The host has other cores than the target's.
+        DeviceBusy: Another process has the core, as far as can be told.
+        DeviceCallFailed: libnrt cannot be initialized.
     """
     global _opened  # noqa: PLW0603 - the library's state is the process's
     with _opening:
         if _opened is None:
-            _opened = NeuronDevice(target)
+            _opened = NeuronDevice(target, initialization)
         else:
             _opened.require_target(target)
         return _opened

@@ -16,7 +16,7 @@ from bundle.errors import KilnError
 from execution.device_errors import DeviceCallFailed
 from execution.executors.neuron.device import FAMILIES
 from execution.executors.neuron.library import InstanceInfo, open_library
-from execution.executors.neuron.status import describe_status
+from execution.executors.neuron.status import tell_status
 from execution.failure import Failure
 
 _CALL = "nrt_get_total_vnc_count"
@@ -27,7 +27,7 @@ def count_cores() -> int:
     total = ctypes.c_uint32()
     code = open_library().nrt_get_total_vnc_count(ctypes.byref(total))
     if code:
-        raise DeviceCallFailed(_CALL, f"{describe_status(code).name} ({code})")
+        raise DeviceCallFailed(_CALL, tell_status(code))
     return total.value
 
 

@@ -20,12 +20,15 @@ from bundle.manifest import Target
 from execution.device_errors import DeviceBusy, DeviceCallFailed, DeviceUnsuitable, NeuronLibraryMissing
 from execution.executors.neuron.device import LOGICAL_CORE_SIZE, VISIBLE_CORES, open_device
 from execution.executors.neuron.host import count_cores
+from execution.executors.neuron.initialization import Initialization
 from execution.executors.neuron.library import LIBRARIES, STATUS_CALLS, VOID_CALLS, find_library, read_version
 from targets.finding import Finding, print_finding, print_progress
 from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES
 from targets.registry import TARGETS
 
 _SHOW_CORES: Final = "neuron-ls"
+#: A host has up to 128 cores, which are tried one after the other.
+_INITIALIZATION: Final = Initialization(retry_for_s=1.0)
 _READ_KERNEL_LOG: Final = "sudo dmesg | grep -i neuron | tail"
 
 
@@ -106,7 +109,7 @@ def inspect_cores(target: Target) -> Finding:
 def try_core(target: Target) -> Mapping[str, object]:
     """Takes the one core that this process sees, until the process ends."""
     try:
-        return {"state": "free", "free_bytes": open_device(target).free_bytes}
+        return {"state": "free", "free_bytes": open_device(target, _INITIALIZATION).free_bytes}
     except DeviceBusy as error:
         return {"state": "busy", "message": str(error)}
     except DeviceUnsuitable as error:

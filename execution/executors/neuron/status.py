@@ -39,9 +39,12 @@ class Status:
     consequence: Consequence
 
 
+#: The status of `nrt_init` for cores of another process, and for whatever has no status of its own.
+FAILURE: Final = 1
+
 STATUSES: Final[Mapping[int, Status]] = MappingProxyType(
     {
-        1: Status("NRT_FAILURE", Consequence.FAIL),
+        FAILURE: Status("NRT_FAILURE", Consequence.FAIL),
         2: Status("NRT_INVALID", Consequence.FAIL),
         3: Status("NRT_INVALID_HANDLE", Consequence.BUG),
         4: Status("NRT_RESOURCE", Consequence.SHORT),
@@ -76,3 +79,8 @@ STATUSES: Final[Mapping[int, Status]] = MappingProxyType(
 def describe_status(code: int) -> Status:
     """Returns what a status means; one that no header of ours has fails its call."""
     return STATUSES.get(code) or Status("a status that is not in nrt_status.h", Consequence.FAIL)
+
+
+def tell_status(code: int) -> str:
+    """Returns a status as errors tell it: `NRT_FAILURE (1)`."""
+    return f"{describe_status(code).name} ({code})"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from execution.executors.neuron.initialization import Initialization
 from execution.executors.neuron.library import STATUS_CALLS, VOID_CALLS
 from execution.executors.neuron.status import STATUSES
 from tests.hang_guard import HANG_S
@@ -36,11 +37,18 @@ C_TYPES = {
 
 OPEN = """
 import sys
+from pathlib import Path
 from bundle.errors import KilnError
 from bundle.manifest import Target
 from execution.executors.neuron.device import open_device
+from execution.executors.neuron.initialization import Initialization
+lock, processes, retry_for_s, is_awaited = sys.argv[1:]
+if is_awaited:
+    print("imported", flush=True)
+    sys.stdin.readline()
+initialization = Initialization(Path(lock), Path(processes), float(retry_for_s), pause_s=0.01)
 try:
-    open_device(Target(kind="trn2", isa="", architecture="cayman", lnc=2))
+    open_device(Target(kind="trn2", isa="", architecture="cayman", lnc=2), initialization)
 except KilnError as error:
     print(type(error).__name__, error)
 else:
@@ -101,17 +109,36 @@ class Host:
     """Processes of one host that open its cores."""
 
     def __init__(self, library: Path | None, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
         self._library = library
-        self._directory = directory
         self._stack = stack
 
-    def open(self, cores: str = "0", **others: str) -> tuple[subprocess.Popen[str], str]:
-        """Starts a process that opens cores and keeps them until it ends; returns it and what it said."""
+    def open(
+        self, cores: str = "0", *, processes: Path = Path("/proc"), **others: str
+    ) -> tuple[subprocess.Popen[str], str]:
+        """Starts a process that opens cores and keeps them until it ends; returns it and what it said.
+
+        It looks for others in a directory of processes.
+        """
+        process = self.start(cores, processes=processes, **others)
+        return process, read_line(process)
+
+    def start(
+        self,
+        cores: str,
+        *,
+        processes: Path = Path("/proc"),
+        lock: str = "lock",
+        retry_for_s: float = 0.1,
+        is_awaited: str = "",
+        **others: str,
+    ) -> subprocess.Popen[str]:
+        """Starts such a process; one that is awaited says when it is ready, and goes on when it is told."""
         environment = {"PATH": "/usr/bin:/bin", "NEURON_RT_VISIBLE_CORES": cores}
         if self._library is not None:
-            environment |= make_environment(self._library, self._directory) | others
+            environment |= make_environment(self._library, self.directory) | others
         process = subprocess.Popen(
-            [sys.executable, "-c", OPEN],
+            [sys.executable, "-c", OPEN, str(self.directory / lock), str(processes), str(retry_for_s), is_awaited],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -119,8 +146,12 @@ class Host:
         )
         self._stack.callback(process.wait, HANG_S)
         self._stack.callback(process.kill)
-        assert process.stdout is not None
-        return process, process.stdout.readline().strip()
+        return process
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 @pytest.fixture
@@ -129,11 +160,53 @@ def host(nrt_library: Path, tmp_path: Path) -> Iterator[Host]:
         yield Host(nrt_library, tmp_path / "host", stack)
 
 
-def test_no_two_processes_have_one_core(host: Host) -> None:
-    assert host.open("0")[1] == "open"
-    assert host.open("0")[1] == "DeviceBusy another process has cores 0 (NRT_EXEC_NC_BUSY (1005))"
-    assert host.open("0-1")[1].startswith("DeviceBusy")
+def test_no_two_processes_have_one_core(host: Host, tmp_path: Path) -> None:
+    holder, said = host.open("0")
+    assert said == "open"
+    # Those of other tests have devices open, too.
+    processes = tmp_path / "processes"
+    processes.mkdir()
+    (processes / str(holder.pid)).symlink_to(f"/proc/{holder.pid}")
+    cause = f"process {holder.pid} has {host.directory}/dev/neuron0 open (NRT_FAILURE (1))"
+    assert host.open("0", processes=processes)[1] == f"DeviceBusy cores 0 cannot be taken: {cause}"
+    assert host.open("0-1", processes=processes)[1].startswith("DeviceBusy cores 0-1")
     assert host.open("1")[1] == "open"
+
+
+def test_core_of_a_process_that_cannot_be_seen(host: Host, tmp_path: Path) -> None:
+    """As in a container of its own: then it may be the driver, too."""
+    assert host.open("0")[1] == "open"
+    said = host.open("0", processes=tmp_path / "none")[1]
+    assert said.startswith("DeviceBusy cores 0 cannot be taken: nrt_init fails for 0.1 s now, and no process is seen")
+    assert "one of another user or container has them, or the driver does not work" in said
+
+
+@pytest.mark.parametrize(
+    ("lock", "retry_for_s"), [("lock", 0.0), ("none/lock", HANG_S)], ids=["locked", "without a lock"]
+)
+def test_cores_that_processes_take_at_the_same_time(
+    host: Host, tmp_path: Path, *, lock: str, retry_for_s: float
+) -> None:
+    """libnrt fails two processes that are in nrt_init together; those that cannot lock a file try again."""
+    cores = [str(core) for core in range(4)]
+    none = tmp_path / "none"
+    processes = [
+        host.start(core, processes=none, lock=lock, retry_for_s=retry_for_s, is_awaited="1", NEURON_STAND_IN_CORES="4")
+        for core in cores
+    ]
+    for process in processes:
+        assert read_line(process) == "imported"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [read_line(process) for process in processes] == ["open"] * len(cores)
+
+
+def test_core_that_is_given_back_is_taken(tmp_path: Path) -> None:
+    statuses = iter([1, 1, 0])
+    assert Initialization(tmp_path / "lock", tmp_path, pause_s=0.0).run(lambda: next(statuses), "0") == 0
+    assert not list(statuses)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

@@ -14,6 +14,8 @@
 #define MAX_CORES 128
 /* What a model, a set and an entry of a set count as, so that none is lost unseen. */
 #define COUNTED_BYTES 16
+/* How long nrt_init takes. Of two processes that are in it at the same time, one fails, as the real one does. */
+#define INIT_US 50000
 
 static enum { STARTED, INITIALIZED, CLOSED } phase = STARTED;
 static int locks[MAX_CORES];
@@ -82,16 +84,25 @@ static NRT_STATUS fault_of(const char *call) {
         BEGIN_ANY_TIME();                                                                                              \
     } while (0)
 
-static NRT_STATUS lock_core(long core) {
+/* Opens a file of the host and locks it; returns its descriptor, -1 if another process has it locked. */
+static int lock_file(const char *name) {
     char path[1024];
-    snprintf(path, sizeof path, "%s/core-%ld", getenv("NEURON_STAND_IN_DIRECTORY"), core);
+    snprintf(path, sizeof path, "%s/%s", getenv("NEURON_STAND_IN_DIRECTORY"), name);
     int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Each core is a device of its own. */
+static NRT_STATUS lock_core(long core) {
+    char name[64];
+    snprintf(name, sizeof name, "dev/neuron%ld", core);
+    int fd = lock_file(name);
     if (fd < 0)
         return NRT_FAILURE;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        close(fd);
-        return NRT_EXEC_NC_BUSY;
-    }
     locks[num_visible++] = fd;
     return NRT_SUCCESS;
 }
@@ -117,6 +128,11 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char *fw_version, cons
         last = first;
     if (first < 0 || last < first || last >= total || last - first >= MAX_CORES)
         return NRT_INVALID;
+    int alone = lock_file("initializing");
+    if (alone < 0)
+        return NRT_FAILURE;
+    usleep(INIT_US);
+    close(alone);
     for (long core = first; core <= last; core++) {
         NRT_STATUS status = lock_core(core);
         if (status != NRT_SUCCESS) {

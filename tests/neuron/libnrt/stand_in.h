@@ -3,7 +3,7 @@
  * `recorded.h` is made from the recorded signatures, so a call with another prototype does not compile. What the
  * environment says of the host:
  *
- * NEURON_STAND_IN_DIRECTORY   files that processes lock, one for each core
+ * NEURON_STAND_IN_DIRECTORY   files that processes lock: dev/neuronN for core N, one for nrt_init
  * NEURON_STAND_IN_CORES       logical cores of the host
  * NEURON_STAND_IN_FAMILY      `family` of nrt_get_instance_info
  * NEURON_STAND_IN_HBM_BYTES   memory of a core
@@ -30,7 +30,6 @@ typedef enum {
     NRT_CLOSED = 14,
     NRT_EXEC_BAD_INPUT = 1002,
     NRT_EXEC_COMPLETED_WITH_NUM_ERR = 1003,
-    NRT_EXEC_NC_BUSY = 1005,
     NRT_EXEC_OOB = 1006,
 } NRT_STATUS;
 

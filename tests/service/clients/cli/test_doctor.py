@@ -153,7 +153,7 @@ class TestCores:
     ) -> None:
         with ExitStack() as stack:
             for core in busy:
-                path = Path(os.environ["NEURON_STAND_IN_DIRECTORY"]) / f"core-{core}"
+                path = Path(os.environ["NEURON_STAND_IN_DIRECTORY"]) / f"dev/neuron{core}"
                 fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
             found = examine(kiln, "--check", "cores", fails=fails)["cores"]
         assert (found["details"]["free"], found["details"]["busy"]) == (free, busy)

@@ -35,7 +35,7 @@ async def test_a_busy_device_and_ranks_that_are_lost_in_a_load(tmp_path: Path, i
             await first.deploy()
         argument = "--cores=4"
     async with serve_runtime(tmp_path, argument, prepare=publish_story) as served:
-        served.start_failures.append(DeviceBusy("0", "NRT_RESOURCE"))
+        served.start_failures.append(DeviceBusy("0", "NRT_FAILURE (1)", "another process has them"))
         served.load_failures += [RankDied(0, -9)] * 3
         waiting = await served.wait_for(lambda one: "rank 0 died: SIGKILL" in one.message)
         assert waiting.state == pb.Deployment.STATE_LOADING
