@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 from typing import Final
 
@@ -12,8 +13,9 @@ import msgspec
 from bundle.errors import FieldViolation
 from bundle.host.environment import inherit
 from edge.errors import OptionsInvalid
-from execution.device_errors import DeviceCallFailed
+from execution.device_errors import DeviceCallFailed, DeviceUnsuitable
 from execution.failure import Failure
+from execution.visible_cores import list_visible
 from runtime_svc.settings import Settings
 from targets.registry import TARGETS
 from targets.target import ExecutableFormat
@@ -25,7 +27,8 @@ _ANSWER_TIMEOUT_S: Final = 60.0
 async def settle_cores(settings: Settings) -> Settings:
     """Returns the settings with a number of cores that this host has: the one that was asked for, or all of them.
 
-    Targets whose ranks compute on the host's processors keep theirs.
+    A container may have some of the host's; see `execution.visible_cores`. Targets whose ranks compute on the host's
+    processors keep theirs.
     """
     device = TARGETS[settings.target].lowerings[0].format
     if not device.core_counter:
@@ -36,10 +39,18 @@ async def settle_cores(settings: Settings) -> Settings:
         raise OptionsInvalid([FieldViolation("target", settings.target, accepted)])
     if kind not in (None, settings.target):
         raise OptionsInvalid([FieldViolation("target", settings.target, f"{kind}, whose cores this host has")])
-    if settings.num_cores > total:
-        accepted = f"1 to {total}, the logical cores of this host"
+    try:
+        visible = list_visible(device)
+    except DeviceUnsuitable as error:
+        raise OptionsInvalid(list(error.violations)) from error
+    if len(visible) > total:
+        accepted = f"at most {total} cores, as many as the library finds"
+        raise OptionsInvalid([FieldViolation(device.core_variable, os.environ[device.core_variable], accepted)])
+    own = len(visible) or total
+    if settings.num_cores > own:
+        accepted = f"1 to {own}, the logical cores {f'in {device.core_variable}' if visible else 'of this host'}"
         raise OptionsInvalid([FieldViolation("cores", str(settings.num_cores), accepted)])
-    return dataclasses.replace(settings, num_cores=settings.num_cores or total)
+    return dataclasses.replace(settings, num_cores=settings.num_cores or own)
 
 
 async def _ask_library(device: ExecutableFormat, logical_core_size: int) -> tuple[int, str | None]:

@@ -25,6 +25,7 @@ from edge.server import EdgeServer
 from edge.supervision import begin_task
 from edge.tracing import open_tracing
 from execution.forkserver.client import ForkserverClient
+from execution.visible_cores import list_visible
 from runtime_svc.api.access_rules import RULES, make_engine_rules
 from runtime_svc.api.generation import GenerationService
 from runtime_svc.api.runtime import RuntimeService
@@ -184,7 +185,8 @@ async def open_server(
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
         target = TARGETS[settings.target]
-        cores = CorePool(settings.num_cores, in_runs=target.has_cores)
+        host_cores = list_visible(target.lowerings[0].format)
+        cores = CorePool(settings.num_cores, in_runs=target.has_cores, host_cores=host_cores)
         deployments = Deployments(
             Loader(
                 library,

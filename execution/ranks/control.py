@@ -28,7 +28,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     blob_paths: dict[str, str]
     #: Whether the step memory has room for internal outputs, which the rank then writes in every step.
     with_internal: bool
-    #: The logical core that is the rank's own; None: no matter which.
+    #: The logical core that is the rank's own, as the host numbers it; None: no matter which.
     core: int | None = None
     #: Where the group's first rank listens for the others, as `host:port`; empty if they need no such place.
     meeting_place: str = ""
@@ -45,7 +45,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     ) -> list[Self]:
         """Describes all ranks of a group, each with the paths of the blobs that it needs.
 
-        `cores` has the logical core of each rank; it is empty if they have none of their own.
+        `cores` has the logical core of each rank, as the host numbers it; it is empty if they have none of their own.
         """
         programs = {executable.blob for executable in manifest.executables}
         meeting_place = _choose_meeting_place() if manifest.tp_degree > 1 and meet_on_devices(manifest) else ""

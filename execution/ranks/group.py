@@ -40,6 +40,8 @@ from execution.ranks.handle import LoadProgress, RankHandle
 from execution.ranks.step_memory import NUM_SETS, StepMemory
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S, RankWatchdog
 from execution.step import Step, StepResult
+from execution.visible_cores import number_on_host
+from targets.registry import find_format
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -138,16 +140,20 @@ class RankGroup:
             with_internal: Whether steps return the internal outputs of executables, which serving never needs.
             min_step_timeout_s: Seconds after which a step whose ranks stand still counts as hung, however fast the
                 steps before it were; see `watchdog`.
-            cores: The logical core of each rank, for executables that run on devices; empty for none of its own.
+            cores: The logical core of each rank, for executables that run on devices, counted from 0 as by a service;
+                empty for none of its own. Ranks get the host's numbers of them; see `execution.visible_cores`.
         """
         require_isa(manifest)
+        executable_format = _format_of(manifest)
+        if executable_format:
+            cores = number_on_host(find_format(executable_format), cores)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
         group = cls(manifest, min_step_timeout_s=min_step_timeout_s, with_internal=with_internal)
         if open_forkserver is None:
             group._own_forkservers = RankForkservers(manifest.tp_degree)
             open_forkserver = group._own_forkservers.open
         try:
-            forkserver = open_forkserver(num_threads, _format_of(manifest))
+            forkserver = open_forkserver(num_threads, executable_format)
             for launch in Launch.list_of(
                 manifest, find_path, num_threads=num_threads, with_internal=with_internal, cores=cores
             ):

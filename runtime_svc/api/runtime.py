@@ -129,6 +129,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             isas=target.isas.list_supported(),
             total_cores=cores.num_cores,
             free_cores=len(cores.free),
+            host_cores=cores.host_cores,
             start_time=timestamp_to_pb(self._started_at_s),
             total_memory_bytes=memory.total_bytes,
             free_memory_bytes=memory.free_bytes,

@@ -1,9 +1,9 @@
 """Places ranks on this runtime's logical cores, one core for each rank.
 
 On cpu the runtime counts cores and pins no thread to one: the kernel places threads better than fixed numbers do, and
-in containers and with hyper-threads the numbers of processors say little. On Neuron targets a core's number is that of
+in containers and with hyper-threads the numbers of processors say little. On Neuron targets a core's number stands for
 the logical NeuronCore which the rank's process takes, and the cores of a deployment follow each other: rank r has the
-first core's number plus r.
+first core's number plus r. The host may number them otherwise; see `execution.visible_cores`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ class CoreState(enum.Enum):
 class CorePool:
     """Cores 0 to `num_cores - 1`, each held by one holder, a deployment, at most."""
 
-    def __init__(self, num_cores: int, *, in_runs: bool = False) -> None:
-        """Starts with all cores free; with `in_runs`, the cores of a deployment must follow each other."""
+    def __init__(self, num_cores: int, *, in_runs: bool = False, host_cores: Sequence[int] = ()) -> None:
+        """Starts with all cores free; with `in_runs`, the cores of a deployment must follow each other.
+
+        `host_cores` are the host's numbers of the cores; empty if they are the same.
+        """
         self.num_cores = num_cores
+        self.host_cores = tuple(host_cores[:num_cores])
         self._in_runs = in_runs
         self._holders: dict[int, str] = {}
         self._broken: set[int] = set()

@@ -28,6 +28,7 @@ from execution.executors.neuron.library import (
     open_library,
 )
 from execution.executors.neuron.status import Consequence, describe_status, tell_status
+from execution.visible_cores import list_visible
 from targets.neuron import NEFF
 
 #: The target that each family of instances is (`nrt_instance_info_t.family`, an enumeration in nrt.h).
@@ -142,10 +143,10 @@ class NeuronDevice:
     def _require_cores(self) -> None:
         total = ctypes.c_uint32()
         self.call("nrt_get_total_vnc_count", total)
-        wanted = os.environ[VISIBLE_CORES]
-        last = wanted.rpartition("-")[2]
-        if not last.isdigit() or int(last) >= total.value:
-            raise DeviceUnsuitable("cores", wanted, f"0 to {total.value - 1}" if total.value else "none")
+        # Not by their numbers: in a container they are the host's, of which the library may count only some.
+        num_wanted = len(list_visible(NEFF))
+        if num_wanted > total.value:
+            raise DeviceUnsuitable("cores", str(num_wanted), f"at most {total.value}, as many as this host has")
 
 
 def _require_core_size(target: Target) -> None:

@@ -22,8 +22,9 @@ from execution.executors.neuron.device import LOGICAL_CORE_SIZE, VISIBLE_CORES, 
 from execution.executors.neuron.host import count_cores
 from execution.executors.neuron.initialization import Initialization
 from execution.executors.neuron.library import LIBRARIES, STATUS_CALLS, VOID_CALLS, find_library, read_version
+from execution.visible_cores import list_visible, number_on_host
 from targets.finding import Finding, print_finding, print_progress
-from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES
+from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES, NEFF
 from targets.registry import TARGETS
 
 _SHOW_CORES: Final = "neuron-ls"
@@ -81,10 +82,12 @@ def inspect_cores(target: Target) -> Finding:
     os.environ[LOGICAL_CORE_SIZE] = str(target.lnc)
     try:
         total = count_cores()
+        visible = list_visible(NEFF)
     except NeuronLibraryMissing as error:
         return Finding(ok=False, summary=str(error), advice=_install(*LIBRARY_PACKAGES))
-    except DeviceCallFailed as error:
+    except (DeviceCallFailed, DeviceUnsuitable) as error:
         return Finding(ok=False, summary=str(error), advice=_SHOW_CORES)
+    total = len(visible) or total
     tried = []
     for core in range(total):
         print_progress(f"core {core} of {total}")
@@ -122,7 +125,7 @@ def try_core(target: Target) -> Mapping[str, object]:
 
 def _try_core(core: int, target: Target) -> Mapping[str, Any]:
     command = [sys.executable, "-m", __spec__.name, "core", target.kind]
-    environment = inherit("rank") | {VISIBLE_CORES: str(core)}
+    environment = inherit("rank") | {VISIBLE_CORES: str(*number_on_host(NEFF, (core,)))}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = ended.stdout.splitlines()
     if ended.returncode or not lines:

@@ -221,7 +221,8 @@ def test_core_is_free_when_its_process_ends(host: Host, how: signal.Signals) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"cores": "2"}, "DeviceUnsuitable this host cannot run the bundle: cores: got 2; accepted: 0 to 1"),
+        ({"cores": "0-2"}, "DeviceUnsuitable this host cannot run the bundle: cores: got 3; accepted: at most 2"),
+        ({"cores": "some"}, "cannot run the bundle: NEURON_RT_VISIBLE_CORES: got some; accepted: cores of this host"),
         ({"NEURON_STAND_IN_FAMILY": "2"}, "cannot run the bundle: target.kind: got trn2; accepted: trn1"),
         ({"NEURON_STAND_IN_FAMILY": "99"}, "family 99, which Kiln does not know"),
         ({"NEURON_LOGICAL_NC_CONFIG": "1"}, "target.lnc: got 2; accepted: 1, as NEURON_LOGICAL_NC_CONFIG says"),

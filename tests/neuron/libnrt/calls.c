@@ -120,13 +120,14 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char *fw_version, cons
     if (!getenv("NEURON_RT_EXEC_TIMEOUT"))
         return NRT_INVALID;
     const char *visible = getenv("NEURON_RT_VISIBLE_CORES");
-    long first = 0, last = 0, total = number_of("NEURON_STAND_IN_CORES", 2);
+    long first = 0, last = 0, start = number_of("NEURON_STAND_IN_FIRST_CORE", 0);
+    long total = number_of("NEURON_STAND_IN_CORES", 2);
     int count = visible ? sscanf(visible, "%ld-%ld", &first, &last) : 0;
     if (count < 1)
         return NRT_INVALID;
     if (count == 1)
         last = first;
-    if (first < 0 || last < first || last >= total || last - first >= MAX_CORES)
+    if (first < start || last < first || last >= start + total || last - first >= MAX_CORES)
         return NRT_INVALID;
     int alone = lock_file("initializing");
     if (alone < 0)

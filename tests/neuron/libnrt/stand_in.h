@@ -5,6 +5,7 @@
  *
  * NEURON_STAND_IN_DIRECTORY   files that processes lock: dev/neuronN for core N, one for nrt_init
  * NEURON_STAND_IN_CORES       logical cores of the host
+ * NEURON_STAND_IN_FIRST_CORE  number of the first of them: a container may have 24 to 31 only
  * NEURON_STAND_IN_FAMILY      `family` of nrt_get_instance_info
  * NEURON_STAND_IN_HBM_BYTES   memory of a core
  * NEURON_STAND_IN_INTEGERS    1: tensors of float32 are reported as int32

@@ -57,6 +57,33 @@ async def test_more_cores_than_the_host_has(faults: Faults) -> None:
         await settle("--target=trn2", "--cores=3")
 
 
+@pytest.mark.parametrize(("cores", "count"), [("24-31", 8), ("51,52", 2), ("7", 1), ("3-4,5", 3)])
+async def test_cores_of_a_container(faults: Faults, monkeypatch: pytest.MonkeyPatch, *, cores: str, count: int) -> None:
+    """AWS numbers them by the host, of which the container may have only these."""
+    monkeypatch.setenv("NEURON_STAND_IN_CORES", "8")
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", cores)
+    assert (await settle("--target=trn2")).num_cores == count
+    accepted = f"1 to {count}, the logical cores in NEURON_RT_VISIBLE_CORES"
+    with pytest.raises(OptionsInvalid, match=f"cores: got {count + 1}; accepted: {accepted}"):
+        await settle("--target=trn2", f"--cores={count + 1}")
+
+
+async def test_more_cores_in_a_container_than_the_library_finds(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "24-31")
+    with pytest.raises(OptionsInvalid, match="NEURON_RT_VISIBLE_CORES: got 24-31; accepted: at most 2 cores"):
+        await settle("--target=trn2")
+
+
+@pytest.mark.parametrize("cores", ["all", "1,", "-3", "5-4", "3,5", "52,51", "1,1"])
+async def test_variable_that_names_no_cores(faults: Faults, monkeypatch: pytest.MonkeyPatch, cores: str) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", cores)
+    accepted = "cores of this host, ascending and without a gap, such as 51,52 or 24-31"
+    with pytest.raises(OptionsInvalid, match=f"NEURON_RT_VISIBLE_CORES: got {cores}; accepted: {accepted}"):
+        await settle("--target=trn2")
+
+
 async def test_cores_of_another_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a library that tells whose cores they are before it is initialized; 2 is trn1's family of instances."""
     build_library(tmp_path, COUNTER, "int nrt_get_instance_info(unsigned *info) { *info = 2; return 0; }")

@@ -144,6 +144,24 @@ async def test_scattered_cores_are_refused_with_what_is_free(
         assert "needs 2 cores that follow each other; free cores: 0, 2;" in caught.message
 
 
+async def test_cores_of_a_container_keep_the_hosts_numbers(
+    tmp_path: Path, neuron_pair: ToyBundle, neuron_host: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a host with more devices, the container has those of cores 24 to 31."""
+    for name, value in (("FIRST_CORE", "24"), ("CORES", "8"), ("DIRECTORY", str(tmp_path / "host"))):
+        monkeypatch.setenv(f"NEURON_STAND_IN_{name}", value)
+    devices = tmp_path / "host/dev"
+    devices.mkdir(parents=True)
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "24-31")
+    with RankForkservers() as forkservers:
+        async with serving(tmp_path, neuron_pair, forkservers, "--cores=8") as served:
+            assert list((await served.info()).host_cores) == [*range(24, 32)]
+            await served.load("story", cores=[6, 7])
+            assert await generate(served) == greedy(PROMPT, 6, seed=0)[0]
+            assert sorted(device.name for device in devices.iterdir()) == ["neuron30", "neuron31"]
+            assert list((await served.get()).cores) == [6, 7]
+
+
 def list_ranks() -> set[psutil.Process]:
     return set(filter(is_rank, descendants()))
 

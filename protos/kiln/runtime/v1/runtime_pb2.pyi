@@ -1260,6 +1260,7 @@ class GetServerInfoResponse(_message.Message):
     TOTAL_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     DEPLOYMENTS_FIELD_NUMBER: _builtins.int
+    HOST_CORES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the runtime."""
     schema_revision: _builtins.int
@@ -1288,6 +1289,12 @@ class GetServerInfoResponse(_message.Message):
     def deployments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeploymentInfo]:
         """What each deployment accepts, by id."""
 
+    @_builtins.property
+    def host_cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The host's numbers of the logical cores, which deployments count from 0: core 1 is the second one. Empty if nothing
+        limits which cores of the host the runtime takes. A container may have the host's cores 24 to 31 only.
+        """
+
     def __init__(
         self,
         *,
@@ -1302,10 +1309,11 @@ class GetServerInfoResponse(_message.Message):
         total_memory_bytes: _builtins.int = ...,
         free_memory_bytes: _builtins.int = ...,
         deployments: _abc.Iterable[Global___DeploymentInfo] | None = ...,
+        host_cores: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "free_cores", b"free_cores", "free_memory_bytes", b"free_memory_bytes", "isas", b"isas", "minimum_client_revision", b"minimum_client_revision", "schema_revision", b"schema_revision", "start_time", b"start_time", "target", b"target", "total_cores", b"total_cores", "total_memory_bytes", b"total_memory_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "free_cores", b"free_cores", "free_memory_bytes", b"free_memory_bytes", "host_cores", b"host_cores", "isas", b"isas", "minimum_client_revision", b"minimum_client_revision", "schema_revision", b"schema_revision", "start_time", b"start_time", "target", b"target", "total_cores", b"total_cores", "total_memory_bytes", b"total_memory_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

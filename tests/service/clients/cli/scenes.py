@@ -38,6 +38,13 @@ def _shown(deployment: runtime_pb2.Deployment) -> dict[str, Any]:
     }
 
 
+def _in_a_container() -> dict[str, Any]:
+    """Of a runtime that may take some of its host's cores."""
+    info = runtime_pb2.GetServerInfoResponse(host_cores=range(24, 32))
+    info.MergeFrom(INFO)
+    return _shown(samples.deployment()) | {"GetServerInfo": info}
+
+
 def _waiting() -> runtime_pb2.Deployment:
     deployment = samples.deployment()
     deployment.state = runtime_pb2.Deployment.STATE_AWAITING_WEIGHTS
@@ -254,6 +261,7 @@ SCENES: Final[dict[str, dict[str, Any]]] = {
     "a file of other bytes": _files("graphs.jsonl.gz") | {"ReadBlob": [bundle_pb2.ReadBlobResponse(data=b"giraffe")]},
     "a configuration": _configured(),
     "no configuration": {"GetBundle": bundle_pb2.GetBundleResponse(bundle=samples.bundle())},
+    "a runtime in a container": _in_a_container(),
     "a generation": {
         "Generate": samples.generation(),
         "Tokenize": generation_pb2.TokenizeResponse(token_ids=[1, 15, 4]),

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from compiler_svc.golden.steps import loaded_steps
-from execution.device_errors import DeviceBusy
+from execution.device_errors import DeviceBusy, DeviceUnsuitable
 from execution.ranks.forkservers import RankForkservers
 from execution.step import StepForm
 from tests.contract.executors.executor_suite import CTE, Reference, prompt_inputs
-from tests.neuron.host import neuron_forkservers, neuron_host, neuron_toy, nrt_library
+from tests.neuron.host import neuron_forkservers, neuron_host, neuron_pair, neuron_toy, nrt_library
 from tests.ranks.toy import ToyBundle
 
-__all__ = ["neuron_forkservers", "neuron_host", "neuron_toy", "nrt_library"]
+__all__ = ["neuron_forkservers", "neuron_host", "neuron_pair", "neuron_toy", "nrt_library"]
 
 
 def test_neffs_compute_what_is_compared(neuron_toy: ToyBundle, neuron_forkservers: RankForkservers) -> None:
@@ -30,3 +30,16 @@ def test_neffs_compute_what_is_compared(neuron_toy: ToyBundle, neuron_forkserver
             # Which has a build look for another way.
             with pytest.raises(DeviceBusy), loaded_steps(manifest, neuron_toy.blob_path, neuron_forkservers.open):
                 pass
+
+
+def test_fewer_cores_than_ranks_are_no_cores_for_the_check(
+    neuron_pair: ToyBundle, neuron_forkservers: RankForkservers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has one core: builds look for another way, as they do for busy ones."""
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "24")
+    accepted = "accepted: 0 to 0, the cores that NEURON_RT_VISIBLE_CORES gives"
+    with (
+        pytest.raises(DeviceUnsuitable, match=f"cores: got 0, 1; {accepted}"),
+        loaded_steps(neuron_pair.manifest, neuron_pair.blob_path, neuron_forkservers.open),
+    ):
+        pass

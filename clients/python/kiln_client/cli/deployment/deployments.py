@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 from kiln.runtime.v1 import runtime_pb2
-from kiln.runtime.v1.runtime_pb2 import Capabilities, Deployment, RoleStatus
+from kiln.runtime.v1.runtime_pb2 import Capabilities, Deployment, GetServerInfoResponse, RoleStatus
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -68,6 +68,11 @@ def _outputs(deployment: Deployment) -> str:
     )
 
 
+def _host_cores(server: GetServerInfoResponse) -> str:
+    first, last = server.host_cores[0], server.host_cores[-1]
+    return f"core 0 is {first}" if first == last else f"cores 0 to {last - first} are {first} to {last}"
+
+
 def _join_served(offers: Iterable[tuple[str, bool]]) -> str:
     return ", ".join(name for name, is_served in offers if is_served) or "tokens only"
 
@@ -78,6 +83,7 @@ _SERVER: Final = (
     Row("runtime", "{version}"),
     Row("target", "{target} ({isas})"),
     Row("cores", "{free_cores} of {total_cores} free"),
+    Row("on the host", _host_cores, needs="host_cores"),
     Row("memory", "{free_memory_bytes:size} of {total_memory_bytes:size} free"),
 )
 _BLOCKS: Final = Row("blocks", "{load.used_blocks}/{load.total_blocks}")
