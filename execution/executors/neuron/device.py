@@ -116,8 +116,8 @@ class NeuronDevice:
 
     def raise_status(self, call: str, code: int) -> NoReturn:
         """Raises the error that a status stands for."""
-        text = tell_status(code)
-        match describe_status(code).consequence:
+        text = tell_status(code, call)
+        match describe_status(code, call).consequence:
             case Consequence.HANG:
                 raise DeviceHung(call, text)
             case Consequence.BREAK:

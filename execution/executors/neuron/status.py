@@ -33,10 +33,11 @@ class Consequence(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A status; its name is that in nrt_status.h."""
+    """A status; its name is that in nrt_status.h. A remark follows it in errors."""
 
     name: str
     consequence: Consequence
+    remark: str = ""
 
 
 #: The status of `nrt_init` for cores of another process, and for whatever has no status of its own.
@@ -76,11 +77,19 @@ STATUSES: Final[Mapping[int, Status]] = MappingProxyType(
 )
 
 
-def describe_status(code: int) -> Status:
-    """Returns what a status means; one that no header of ours has fails its call."""
-    return STATUSES.get(code) or Status("a status that is not in nrt_status.h", Consequence.FAIL)
+#: What a status means in `nrt_init`, where that differs: no memory can be counted before it has succeeded.
+INIT_STATUSES: Final[Mapping[int, Status]] = MappingProxyType(
+    {4: Status("NRT_RESOURCE", Consequence.FAIL, ", of the host or of the core: the rank's log has what libnrt says")}
+)
 
 
-def tell_status(code: int) -> str:
-    """Returns a status as errors tell it: `NRT_FAILURE (1)`."""
-    return f"{describe_status(code).name} ({code})"
+def describe_status(code: int, call: str = "") -> Status:
+    """Returns what a status of a call means; one that no header of ours has fails its call."""
+    special = INIT_STATUSES if call == "nrt_init" else {}
+    return special.get(code) or STATUSES.get(code) or Status("a status that is not in nrt_status.h", Consequence.FAIL)
+
+
+def tell_status(code: int, call: str = "") -> str:
+    """Returns a status of a call as errors tell it: `NRT_FAILURE (1)`."""
+    status = describe_status(code, call)
+    return f"{status.name} ({code}){status.remark}"

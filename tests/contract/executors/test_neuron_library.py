@@ -203,6 +203,14 @@ def test_cores_that_processes_take_at_the_same_time(
     assert [read_line(process) for process in processes] == ["open"] * len(cores)
 
 
+def test_resource_that_the_library_lacks_to_begin_with(host: Host) -> None:
+    """Before nrt_init has succeeded, no call says how much memory is free."""
+    host.directory.mkdir()
+    (host.directory / "faults").write_text("nrt_init 4\n")
+    said = host.open("0")[1]
+    assert said.startswith("DeviceCallFailed nrt_init failed: NRT_RESOURCE (4), of the host or of the core")
+
+
 def test_core_that_is_given_back_is_taken(tmp_path: Path) -> None:
     statuses = iter([1, 1, 0])
     assert Initialization(tmp_path / "lock", tmp_path, pause_s=0.0).run(lambda: next(statuses), "0") == 0
