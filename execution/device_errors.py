@@ -44,15 +44,16 @@ class DeviceBusy(ExecutionError, code="UNAVAILABLE"):
 class DeviceMemoryShort(ExecutionError, code="RESOURCE_EXHAUSTED"):
     """A core without memory for what a call needs. What it holds already stays.
 
-    `needed_bytes` is None if only the device's library knows it.
+    `needed_bytes` is None if only the device's library knows it, `free_bytes` if the library does not tell.
     """
 
-    def __init__(self, what: str, needed_bytes: int | None, free_bytes: int) -> None:
+    def __init__(self, what: str, needed_bytes: int | None, free_bytes: int | None) -> None:
         need = "more is needed" if needed_bytes is None else f"{needed_bytes} bytes are needed"
-        missing_bytes = max(0, (needed_bytes or 0) - free_bytes)
+        missing_bytes = None if free_bytes is None else max(0, (needed_bytes or 0) - free_bytes)
         lack = f"{missing_bytes} are missing" if missing_bytes else "no piece is large enough"
+        rest = "how much is free is unknown" if free_bytes is None else f"{free_bytes} bytes are free, {lack}"
         super().__init__(
-            f"the core has no memory for {what}: {need}, {free_bytes} bytes are free, {lack}",
+            f"the core has no memory for {what}: {need}, {rest}",
             what=what,
             needed_bytes=needed_bytes,
             free_bytes=free_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -40,6 +41,8 @@ FAMILIES: Final[Mapping[int, TargetKind]] = MappingProxyType(
         **dict.fromkeys((14, 15), "trn3"),
     }
 )
+
+logger = logging.getLogger(__name__)
 
 VISIBLE_CORES: Final = NEFF.core_variable
 LOGICAL_CORE_SIZE: Final = NEFF.core_size_variable
@@ -83,21 +86,26 @@ class NeuronDevice:
         _require_core_size(target)
 
     @property
-    def free_bytes(self) -> int:
-        """Bytes of the core's memory that nothing holds."""
+    def free_bytes(self) -> int | None:
+        """Bytes of the core's memory that nothing holds; None if the library does not tell."""
         stats = self.read_memory()
-        return max(0, int(stats.bytes_limit) - int(stats.bytes_used))
+        return None if stats is None else max(0, int(stats.bytes_limit) - int(stats.bytes_used))
 
-    def read_memory(self) -> MemoryStats:
-        """Reads how much of the core's memory is held, and how much there is."""
+    def read_memory(self) -> MemoryStats | None:
+        """Reads how much of the core's memory is held, and how much there is; None, and a note in the log, if that
+        fails: it is advice, and allocations fail by themselves.
+        """
         stats, size = MemoryStats(), ctypes.c_size_t()
-        self.call(_MEMORY_STATS, CORE, stats, ctypes.sizeof(stats), size)
+        code = self.call_for_status(_MEMORY_STATS, CORE, stats, ctypes.sizeof(stats), size)
+        if code:
+            logger.warning("%s failed: %s; memory is not checked in advance", _MEMORY_STATS, tell_status(code))
+            return None
         return stats
 
     def require_memory(self, what: str, needed_bytes: int) -> None:
-        """Checks that the core has memory for something, before a part of it is allocated."""
+        """Checks that the core has memory for something, before a part of it is allocated, if the library tells."""
         free_bytes = self.free_bytes
-        if needed_bytes > free_bytes:
+        if free_bytes is not None and needed_bytes > free_bytes:
             raise DeviceMemoryShort(what, needed_bytes, free_bytes)
 
     def call(self, name: str, *arguments: object) -> None:
@@ -123,9 +131,7 @@ class NeuronDevice:
             case Consequence.BREAK:
                 raise DeviceBroken(call, text)
             case Consequence.SHORT:
-                # The call that reads how much is free may be the one that failed.
-                free_bytes = 0 if call == _MEMORY_STATS else self.free_bytes
-                raise DeviceMemoryShort(call, None, free_bytes)
+                raise DeviceMemoryShort(call, None, self.free_bytes)
             case Consequence.BUSY:
                 raise DeviceBusy(os.environ.get(VISIBLE_CORES, ""), text, "another process has them")
             case Consequence.REFUSE:

@@ -104,9 +104,11 @@ def inspect_cores(target: Target) -> Finding:
     if not free:
         summary = counted if total else "libnrt sees no core"
         return Finding(ok=False, summary=summary, advice=f"end what {_SHOW_CORES} shows on them", details=details)
-    memory_bytes = min(int(tried[core]["free_bytes"]) for core in free)
-    details = details | {"free_bytes": memory_bytes}
-    return Finding(ok=True, summary=f"{counted}, {memory_bytes / (1 << 30):.1f} GiB each", details=details)
+    known = [int(tried[core]["free_bytes"]) for core in free if tried[core]["free_bytes"] is not None]
+    if not known:
+        return Finding(ok=True, summary=f"{counted}, of unknown memory", details=details)
+    details = details | {"free_bytes": min(known)}
+    return Finding(ok=True, summary=f"{counted}, {min(known) / (1 << 30):.1f} GiB each", details=details)
 
 
 def try_core(target: Target) -> Mapping[str, object]:

@@ -55,7 +55,9 @@ def executor(toy_bundle: ToyBundle) -> Iterator[Executor]:
 
 
 def used_bytes(device: NeuronDevice) -> int:
-    return int(device.read_memory().bytes_used)
+    stats = device.read_memory()
+    assert stats is not None
+    return int(stats.bytes_used)
 
 
 def replace_first(bundle: ToyBundle, path: Path, **fields: int) -> tuple[Manifest, dict[str, Path]]:
@@ -135,6 +137,27 @@ class TestMemory:
             load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
         assert used_bytes(device) == before
 
+    def test_load_without_statistics_is_noted(
+        self,
+        device: NeuronDevice,
+        toy_bundle: ToyBundle,
+        faults: Faults,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """They are advice: memory that is short is still refused, when it is allocated."""
+        before = used_bytes(device)
+        faults.set("nrt_get_vnc_memory_stats", 1)
+        executor = load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        assert_serves(executor, 0)
+        executor.close()
+        assert "nrt_get_vnc_memory_stats failed: NRT_FAILURE (1); memory is not checked in advance" in caplog.text
+        monkeypatch.setenv("NEURON_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 100))
+        with pytest.raises(DeviceMemoryShort, match=r"\d+ bytes are needed, how much is free is unknown"):
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        faults.clear()
+        assert used_bytes(device) == before
+
     def test_staging_that_does_not_fit_changes_nothing(
         self, executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -184,11 +207,7 @@ class TestStatuses:
     @pytest.mark.parametrize(
         ("fault", "error", "message"),
         [
-            (
-                "nrt_get_vnc_memory_stats 4",
-                DeviceMemoryShort,
-                "no memory for .*: more is needed, 0 bytes",
-            ),
+            ("nrt_load 4", DeviceMemoryShort, r"no memory for nrt_load: more is needed, \d+ bytes are free"),
             ("nrt_load 7 1005", DeviceBusy, r"\({}\)"),
             ("nrt_load 9 10", DeviceUnsuitable, r"executables: got NRT_\w+ \({}\)"),
         ],
