@@ -26,6 +26,8 @@ NEFF: Final = ExecutableFormat(
     core_size_variable="NEURON_LOGICAL_NC_CONFIG",
     core_counter="execution.executors.neuron.host",
     meeting_variable="NEURON_RT_ROOT_COMM_ID",
+    # A minute for its turn to call nrt_init, one for a core that another process gives back, and one for the calls.
+    load_timeout_s=180.0,
     fixed_code_bytes=8 << 20,
     layer_code_bytes=1 << 20,
 )

@@ -28,6 +28,8 @@ class ExecutableFormat:
             in JSON; empty likewise.
         meeting_variable: Environment variable that tells the processes of a group, as `host:port`, where their first
             rank listens for the others; empty if they need no such place.
+        load_timeout_s: How long a rank may stand still while it loads, because it waits for its device; 0 if that is no
+            longer than for a step.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
         fixed_code_bytes: Memory of one executable, as plans estimate it, besides `layer_code_bytes` for each layer.
     """
@@ -42,6 +44,7 @@ class ExecutableFormat:
     core_size_variable: str = ""
     core_counter: str = ""
     meeting_variable: str = ""
+    load_timeout_s: float = 0.0
     preloaded: tuple[str, ...] = ()
     fixed_code_bytes: int = 0
     layer_code_bytes: int = 0

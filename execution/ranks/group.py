@@ -104,7 +104,9 @@ class RankGroup:
                 self._collectives.close()
             raise
         self._ranks: list[RankHandle] = []
-        self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self.end)
+        executable_format = _format_of(manifest)
+        min_load_timeout_s = find_format(executable_format).load_timeout_s if executable_format else 0.0
+        self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self.end, min_load_timeout_s=min_load_timeout_s)
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
         # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on

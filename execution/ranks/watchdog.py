@@ -33,12 +33,21 @@ class RankWatchdog:
     """
 
     def __init__(
-        self, ranks: Sequence[RankHandle], min_step_timeout_s: float, on_hung: Callable[[RankHung], None]
+        self,
+        ranks: Sequence[RankHandle],
+        min_step_timeout_s: float,
+        on_hung: Callable[[RankHung], None],
+        *,
+        min_load_timeout_s: float = 0.0,
     ) -> None:
-        """Begins to look, from the running event loop. `on_hung` ends the group if a call of a rank takes too long."""
+        """Begins to look, from the running event loop. `on_hung` ends the group if a call of a rank takes too long.
+
+        Ranks may stand still for `min_load_timeout_s` while they load, if a step may take less.
+        """
         self._slowest_step_s = 0.0
         self._ranks = ranks
         self._min_step_timeout_s = min_step_timeout_s
+        self._min_load_timeout_s = min_load_timeout_s
         self._on_hung = on_hung
         self._num_hurrying = 0
         self._interval_s = min_step_timeout_s / LOOKS_PER_TIMEOUT
@@ -77,6 +86,8 @@ class RankWatchdog:
         limit_s = max(self._min_step_timeout_s, STEP_FACTOR * self._slowest_step_s)
         if self._num_hurrying and isinstance(call, RunStep):
             limit_s /= HURRY_DIVISOR
+        if isinstance(call, Load):
+            limit_s = max(limit_s, self._min_load_timeout_s)
         is_bounded = not isinstance(call, _LONG_CALLS)
         is_still = self._stall.still_s >= limit_s
         if is_still or (is_bounded and self._stall.unfinished_s >= BUSY_FACTOR * limit_s):

@@ -13,13 +13,14 @@ import pytest
 
 from execution.errors import RankHung
 from execution.forkserver.worker import CallUnderWay
-from execution.ranks.control import Call, RunStep, StageWeights, ZeroState
+from execution.ranks.control import Call, Load, RunStep, StageWeights, ZeroState
 from execution.ranks.watchdog import BUSY_FACTOR, HURRY_DIVISOR, STEP_FACTOR, RankWatchdog
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch, is_stopped, read_cpu_s
 from tests.hang_guard import until
 
 STEP = RunStep(tag="t", memory_set=0, depends_on_previous=False, top_logprobs=None, return_logits=False)
 TIMEOUT_S = 30.0
+LOAD_TIMEOUT_S = 180.0
 INTERVAL_S = TIMEOUT_S / LOOKS_PER_TIMEOUT
 #: Above the largest id that Linux gives.
 NO_PROCESS = (1 << 22) + 1
@@ -85,7 +86,7 @@ class Harness:
         self.oldest: CallUnderWay | None = None
         rank: Any = SimpleNamespace(rank=0)
         ranks: Any = [rank]
-        self.watchdog = RankWatchdog(ranks, TIMEOUT_S, self.hung.append)
+        self.watchdog = RankWatchdog(ranks, TIMEOUT_S, self.hung.append, min_load_timeout_s=LOAD_TIMEOUT_S)
         self._rank = rank
 
     def call(self, call: Call | None) -> None:
@@ -158,6 +159,11 @@ async def test_calls_that_read_files_may_compute_for_long_and_no_hurry_counts(ha
     harness.pid = NO_PROCESS
     with harness.watchdog.hurrying():
         assert harness.look(FOREVER) == TIMEOUT_S
+
+
+async def test_a_load_may_wait_for_its_device(harness: Harness) -> None:
+    harness.call(Load())
+    assert harness.look(FOREVER) == LOAD_TIMEOUT_S + INTERVAL_S
 
 
 async def test_calls_that_end_are_forgotten(harness: Harness) -> None:
