@@ -26,6 +26,9 @@ NEFF: Final = ExecutableFormat(
     core_size_variable="NEURON_LOGICAL_NC_CONFIG",
     core_counter="execution.executors.neuron.host",
     meeting_variable="NEURON_RT_ROOT_COMM_ID",
+    # The documents name three defaults of libnrt, 2, 30 and 600 s. Most steps take a second at most, and a hang never
+    # ends; NxD Inference waits 600 s where contexts are as long as here.
+    step_timeouts=((0, 30.0), (32_768, 600.0)),
     # A minute for its turn to call nrt_init, one for a core that another process gives back, and one for the calls.
     load_timeout_s=180.0,
     fixed_code_bytes=8 << 20,

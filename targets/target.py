@@ -28,6 +28,8 @@ class ExecutableFormat:
             in JSON; empty likewise.
         meeting_variable: Environment variable that tells the processes of a group, as `host:port`, where their first
             rank listens for the others; empty if they need no such place.
+        step_timeouts: How long a step of a device may take, in seconds, by the least length of a bundle's sequences, in
+            tokens, ascending from 0; empty: no longer than the runtime says.
         load_timeout_s: How long a rank may stand still while it loads, because it waits for its device; 0 if that is no
             longer than for a step.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
@@ -44,10 +46,15 @@ class ExecutableFormat:
     core_size_variable: str = ""
     core_counter: str = ""
     meeting_variable: str = ""
+    step_timeouts: tuple[tuple[int, float], ...] = ()
     load_timeout_s: float = 0.0
     preloaded: tuple[str, ...] = ()
     fixed_code_bytes: int = 0
     layer_code_bytes: int = 0
+
+    def find_step_timeout_s(self, max_length: int) -> float:
+        """Returns how many seconds a step may take for sequences of so many tokens; 0 if the format says nothing."""
+        return max((seconds for tokens, seconds in self.step_timeouts if tokens <= max_length), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

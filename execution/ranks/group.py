@@ -104,9 +104,7 @@ class RankGroup:
                 self._collectives.close()
             raise
         self._ranks: list[RankHandle] = []
-        executable_format = _format_of(manifest)
-        min_load_timeout_s = find_format(executable_format).load_timeout_s if executable_format else 0.0
-        self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self.end, min_load_timeout_s=min_load_timeout_s)
+        self._watchdog = _make_watchdog(self._ranks, manifest, min_step_timeout_s, self.end)
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
         # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on
@@ -365,6 +363,18 @@ class RankGroup:
             self.died.set_result(rank.death)
         for other in self._ranks:
             other.kill()
+
+
+def _make_watchdog(
+    ranks: Sequence[RankHandle], manifest: Manifest, min_step_timeout_s: float, end: Callable[[RankLost], None]
+) -> RankWatchdog:
+    """Makes one that waits at least as long as the library of a device does, which knows more of it."""
+    executable_format = _format_of(manifest)
+    if not executable_format:
+        return RankWatchdog(ranks, min_step_timeout_s, end)
+    device = find_format(executable_format)
+    step_timeout_s = max(min_step_timeout_s, device.find_step_timeout_s(manifest.limits.max_length))
+    return RankWatchdog(ranks, step_timeout_s, end, min_load_timeout_s=device.load_timeout_s)
 
 
 def _format_of(manifest: Manifest) -> str:

@@ -46,9 +46,7 @@ logger = logging.getLogger(__name__)
 
 VISIBLE_CORES: Final = NEFF.core_variable
 LOGICAL_CORE_SIZE: Final = NEFF.core_size_variable
-#: The documents name three defaults, 2, 30 and 600 s. A step takes a second at most, a hang never ends.
 EXEC_TIMEOUT: Final = "NEURON_RT_EXEC_TIMEOUT"
-_EXEC_TIMEOUT_S: Final = "30"
 
 _MEMORY_STATS: Final = "nrt_get_vnc_memory_stats"
 
@@ -65,7 +63,7 @@ class NeuronDevice:
         _require_core_size(target)
         # libnrt reads them when it is initialized or loads a NEFF.
         os.environ[LOGICAL_CORE_SIZE] = str(target.lnc)
-        os.environ.setdefault(EXEC_TIMEOUT, _EXEC_TIMEOUT_S)
+        os.environ.setdefault(EXEC_TIMEOUT, f"{NEFF.find_step_timeout_s(0):.0f}")
         os.environ.setdefault(VISIBLE_CORES, "0")
         self._require_cores()
         code = initialization.run(

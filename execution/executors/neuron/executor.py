@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,18 +18,45 @@ from execution.dtypes import TORCH_DTYPES
 from execution.errors import ExecutableInvalid, SlotUnknown, WeightsAwaited, WeightsNotStaged
 from execution.executors.arguments import StepArguments
 from execution.executors.executor import Executor
-from execution.executors.neuron.device import DeviceTensor, NeuronDevice, TensorSet, open_device
+from execution.executors.neuron.device import EXEC_TIMEOUT, DeviceTensor, NeuronDevice, TensorSet, open_device
 from execution.executors.neuron.program import NeffOnCore, count_bytes
 from execution.executors.neuron.weights import DeviceWeights
+from targets.neuron import NEFF
 
 #: The sets of a program's inputs and outputs, by the digest of its blob.
 _Sets = dict[str, tuple[TensorSet, TensorSet]]
+
+
+_PAGE_SIZE_FLAG: Final = "--hbm-scratchpad-page-size="
+
+
+def _find_timeout(manifest: Manifest) -> str:
+    return f"{NEFF.find_step_timeout_s(manifest.limits.max_length):.0f}"
+
+
+def _find_page_size(manifest: Manifest) -> str | None:
+    """What neuronx-cc was told, in MiB, which it was for long contexts: libnrt has to be told the same, as AWS says."""
+    programs = [one.neff for one in manifest.executables if one.neff is not None]
+    flags = [flag for program in programs for flag in program.compiler_flags if flag.startswith(_PAGE_SIZE_FLAG)]
+    sizes = [flag.removeprefix(_PAGE_SIZE_FLAG) for flag in flags]
+    return max((size for size in sizes if size.isdecimal()), key=int, default=None)
+
+
+#: Variables of libnrt that follow from a bundle, unless the operator has set them; None leaves one alone.
+VARIABLES: Final[Mapping[str, Callable[[Manifest], str | None]]] = MappingProxyType(
+    {EXEC_TIMEOUT: _find_timeout, "NEURON_SCRATCHPAD_PAGE_SIZE": _find_page_size}
+)
 
 
 def load_neuron_executor(
     manifest: Manifest, rank: int, blob_path: Callable[[str], Path], on_loaded: Callable[[str], None]
 ) -> Executor:
     """Loads a rank; see `execution.executors.executor.load_executor`."""
+    # libnrt reads them when it is initialized or loads a NEFF.
+    for name, find in VARIABLES.items():
+        value = find(manifest)
+        if value is not None:
+            os.environ.setdefault(name, value)
     return NeuronExecutor(open_device(manifest.target), manifest, rank, blob_path, on_loaded)
 
 

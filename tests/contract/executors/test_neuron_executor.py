@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -315,6 +316,47 @@ class TestBundlesForOtherCores:
         with pytest.raises(DeviceUnsuitable, match=message):
             load_executor(msgspec.structs.replace(toy_bundle.manifest, target=target), 0, toy_bundle.blob_path)
         assert used_bytes(device) == before
+
+
+@pytest.mark.parametrize(
+    ("max_length", "flags", "given", "expected"),
+    [
+        (32_767, (), {}, ("30", None)),
+        (32_768, ("--lnc=2", "--hbm-scratchpad-page-size=1024"), {}, ("600", "1024")),
+        (64, ("--hbm-scratchpad-page-size=512",), {}, ("30", "512")),
+        (64, ("--hbm-scratchpad-page-size=all",), {}, ("30", None)),
+        (
+            *(65_536, ("--hbm-scratchpad-page-size=1024",)),
+            {"NEURON_RT_EXEC_TIMEOUT": "7", "NEURON_SCRATCHPAD_PAGE_SIZE": "2048"},
+            ("7", "2048"),
+        ),
+    ],
+)
+def test_variables_of_the_library_follow_from_the_bundle(
+    toy_bundle: ToyBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    max_length: int,
+    flags: tuple[str, ...],
+    given: dict[str, str],
+    expected: tuple[str, str | None],
+) -> None:
+    """AWS says that scratchpad pages are of the size that neuronx-cc was told; the operator's values stay."""
+    names = ("NEURON_RT_EXEC_TIMEOUT", "NEURON_SCRATCHPAD_PAGE_SIZE")
+    for name in names:
+        # Set first, so that it is put back whatever it was.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    limits = msgspec.structs.replace(toy_bundle.manifest.limits, max_length=max_length)
+    executables = tuple(
+        msgspec.structs.replace(one, neff=msgspec.structs.replace(one.neff, compiler_flags=flags))  # type: ignore[type-var]
+        for one in toy_bundle.manifest.executables
+    )
+    manifest = msgspec.structs.replace(toy_bundle.manifest, limits=limits, executables=executables)
+    load_executor(manifest, 0, toy_bundle.blob_path).close()
+    assert tuple(map(os.environ.get, names)) == expected
 
 
 def test_steps_run_without_the_interpreters_lock(executor: Executor, faults: Faults, tmp_path: Path) -> None:

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from execution.errors import RankHung
 from execution.forkserver.worker import CallUnderWay
 from execution.ranks.control import Call, Load, RunStep, StageWeights, ZeroState
+from execution.ranks.group import _make_watchdog
 from execution.ranks.watchdog import BUSY_FACTOR, HURRY_DIVISOR, STEP_FACTOR, RankWatchdog
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch, is_stopped, read_cpu_s
+from tests.bundles.manifests import make_manifest
+from tests.bundles.neffs import with_neffs
 from tests.hang_guard import until
 
 STEP = RunStep(tag="t", memory_set=0, depends_on_previous=False, top_logprobs=None, return_logits=False)
@@ -164,6 +168,21 @@ async def test_calls_that_read_files_may_compute_for_long_and_no_hurry_counts(ha
 async def test_a_load_may_wait_for_its_device(harness: Harness) -> None:
     harness.call(Load())
     assert harness.look(FOREVER) == LOAD_TIMEOUT_S + INTERVAL_S
+
+
+@pytest.mark.parametrize(("max_length", "limit_s"), [(32_767, TIMEOUT_S), (32_768, 600.0)])
+async def test_a_step_of_a_device_may_take_as_long_as_its_library_waits(
+    harness: Harness, *, max_length: int, limit_s: float
+) -> None:
+    manifest = with_neffs(make_manifest())
+    limits = msgspec.structs.replace(manifest.limits, max_length=max_length)
+    harness.watchdog.stop()
+    harness.watchdog = _make_watchdog(
+        harness.watchdog._ranks, msgspec.structs.replace(manifest, limits=limits), TIMEOUT_S, harness.hung.append
+    )
+    harness.call(STEP)
+    harness.look(FOREVER)
+    assert [error.metadata["waited_s"] for error in harness.hung] == [f"{limit_s:g}"]
 
 
 async def test_calls_that_end_are_forgotten(harness: Harness) -> None:
