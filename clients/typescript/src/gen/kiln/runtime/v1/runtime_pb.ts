@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/runtime.proto.
  */
 export const file_kiln_runtime_v1_runtime: GenFile = /*@__PURE__*/
-  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIrYFCgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQZm9sbG93ZWRfdmVyc2lvbhgPIAEoCRIXCg9mb2xsb3dlZF9kaWdlc3QYECABKAkSEAoIZGVncmFkZWQYESABKAgimwEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASEQoNU1RBVEVfTE9BRElORxABEg8KC1NUQVRFX1JFQURZEAISFAoQU1RBVEVfUkVDT1ZFUklORxADEhMKD1NUQVRFX1VOTE9BRElORxAEEhAKDFNUQVRFX0ZBSUxFRBAFEhoKFlNUQVRFX0FXQUlUSU5HX1dFSUdIVFMQBiLqAQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJEhYKDmJ1bmRsZV92ZXJzaW9uGAggASgJEhcKD3dlaWdodHNfdmVyc2lvbhgJIAEoCSKnBQoMQ2FwYWJpbGl0aWVzEhoKEm1heF9jb250ZXh0X2xlbmd0aBgBIAEoBRISCgptYXhfbGVuZ3RoGAIgASgFEhYKDm1heF9iYXRjaF9zaXplGAMgASgFEhIKCnZvY2FiX3NpemUYBCABKAUSGAoQZHluYW1pY19zYW1wbGluZxgFIAEoCBIRCgltYXhfdG9wX2sYBiABKAUSEAoIbG9ncHJvYnMYByABKAgSDAoEY2hhdBgIIAEoCBI6ChBkZWZhdWx0X3NhbXBsaW5nGAkgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlZmF1bHRTYW1wbGluZxIVCg1lb3NfdG9rZW5faWRzGAogAygFEhYKDm1heF9uZXdfdG9rZW5zGAsgASgFEgwKBHRleHQYDCABKAgSDgoGbG9naXRzGA0gASgIEhQKDG1heF9sb2dwcm9icxgOIAEoBRIYChBpbnB1dF90cnVuY2F0aW9uGA8gASgIEhUKDWlucHV0X2NhcHR1cmUYECABKAgSGAoQbWF4X3N0b3Bfc3RyaW5ncxgRIAEoBRIaChJtYXhfc3RvcF90b2tlbl9pZHMYEiABKAUSFAoMcGFkZGluZ19zaWRlGBMgASgJEhIKCmFzeW5jX21vZGUYFCABKAgSMwoJc3VibW9kZWxzGBUgAygLMiAua2lsbi5ydW50aW1lLnYxLlN1Ym1vZGVsQnVja2V0cxIQCghhZGFwdGVycxgWIAMoCRIaChJzcGVjdWxhdGlvbl9sZW5ndGgYFyABKAUSFgoOcHJlZml4X2NhY2hpbmcYGCABKAgSEAoIc2Vzc2lvbnMYGSABKAgSGQoRbWF4X251bV9zZXF1ZW5jZXMYGiABKAUSFgoOY2hhdF90ZW1wbGF0ZXMYGyADKAkiRwoPU3VibW9kZWxCdWNrZXRzEhAKCHN1Ym1vZGVsGAEgASgJEhIKCmJhdGNoX3NpemUYAiABKAUSDgoGdG9rZW5zGAMgAygFIkQKD0RlZmF1bHRTYW1wbGluZxITCgt0ZW1wZXJhdHVyZRgBIAEoAhINCgV0b3BfaxgCIAEoBRINCgV0b3BfcBgDIAEoAiLcAQoETG9hZBISCgp1c2VkX3Nsb3RzGAEgASgFEhMKC3RvdGFsX3Nsb3RzGAIgASgFEhcKD3F1ZXVlZF9yZXF1ZXN0cxgDIAEoBRIWCg5xdWV1ZV9jYXBhY2l0eRgEIAEoBRINCgVzdGVwcxgFIAEoAxITCgt1c2VkX2Jsb2NrcxgGIAEoBRIUCgx0b3RhbF9ibG9ja3MYByABKAUSFAoMYmxvY2tfdG9rZW5zGAggASgFEhMKC3VzZWRfdG9rZW5zGAkgASgDEhUKDXF1ZXVlZF90b2tlbnMYCiABKAMizwEKEUxvYWRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIVCg1kZXBsb3ltZW50X2lkGAIgASgJEg0KBWNvcmVzGAMgAygFEh0KEHRocmVhZHNfcGVyX2NvcmUYBCABKAVIAIgBARIUCgxmb2xsb3dfYWxpYXMYBSABKAgSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CEwoRX3RocmVhZHNfcGVyX2NvcmUigwEKEkxvYWRCdW5kbGVSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABIxCgpkZXBsb3ltZW50GAIgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRIAEIHCgVldmVudCLzAQoMTG9hZFByb2dyZXNzEjIKBXN0YWdlGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzcy5TdGFnZRISCgpkb25lX2J5dGVzGAIgASgDEhMKC3RvdGFsX2J5dGVzGAMgASgDIoUBCgVTdGFnZRIVChFTVEFHRV9VTlNQRUNJRklFRBAAEhEKDVNUQUdFX1JFU09MVkUQARIPCgtTVEFHRV9GRVRDSBACEhAKDFNUQUdFX1ZFUklGWRADEg0KCVNUQUdFX01BUBAEEhAKDFNUQUdFX1dBUk1VUBAFEg4KClNUQUdFX1NXQVAQBiJnChNVbmxvYWRCdW5kbGVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSOQoQaW5fZmxpZ2h0X3BvbGljeRgCIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeSIwChRVbmxvYWRCdW5kbGVSZXNwb25zZRIYChBhYm9ydGVkX3JlcXVlc3RzGAEgASgFIhgKFkxpc3REZXBsb3ltZW50c1JlcXVlc3QiSwoXTGlzdERlcGxveW1lbnRzUmVzcG9uc2USMAoLZGVwbG95bWVudHMYASADKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCItChRHZXREZXBsb3ltZW50UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkgKFUdldERlcGxveW1lbnRSZXNwb25zZRIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQilQIKE1Jlc2V0S1ZDYWNoZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI2CgpkZXBsb3ltZW50GAIgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRTY29wZUgAEjkKDHByZWZpeF9jYWNoZRgEIAEoCzIhLmtpbG4ucnVudGltZS52MS5QcmVmaXhDYWNoZVNjb3BlSAASMAoHc2Vzc2lvbhgFIAEoCzIdLmtpbG4ucnVudGltZS52MS5TZXNzaW9uU2NvcGVIABI5ChBpbl9mbGlnaHRfcG9saWN5GAMgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5QgcKBXNjb3BlIhEKD0RlcGxveW1lbnRTY29wZSISChBQcmVmaXhDYWNoZVNjb3BlIiIKDFNlc3Npb25TY29wZRISCgpzZXNzaW9uX2lkGAEgASgJIrYBChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxmcmVlZF9ibG9ja3MYBiABKAUiLAoTTGlzdFNlc3Npb25zUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkIKFExpc3RTZXNzaW9uc1Jlc3BvbnNlEioKCHNlc3Npb25zGAEgAygLMhgua2lsbi5ydW50aW1lLnYxLlNlc3Npb24inwEKB1Nlc3Npb24SCgoCaWQYASABKAkSEwoLaGVsZF90b2tlbnMYAiABKAUSDwoHcnVubmluZxgDIAEoCBIxCg1sYXN0X3VzZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtleHBpcmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAixgEKEkxvYWRXZWlnaHRzUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEgsKA3JlZhgCIAEoCRIjCgRyb2xlGAMgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSOQoQaW5fZmxpZ2h0X3BvbGljeRgEIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeRIsCglrdl9wb2xpY3kYBSABKA4yGS5raWxuLnJ1bnRpbWUudjEuS3ZQb2xpY3kihwEKE0xvYWRXZWlnaHRzUmVzcG9uc2USMQoIcHJvZ3Jlc3MYASABKAsyHS5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzSAASNAoGcmVzdWx0GAIgASgLMiIua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzdWx0SABCBwoFZXZlbnQixgEKEUxvYWRXZWlnaHRzUmVzdWx0Ei8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudBIdChVwcmV2aW91c193ZWlnaHRfZXBvY2gYAiABKAMSFAoMd2VpZ2h0X2Vwb2NoGAMgASgDEhgKEGFib3J0ZWRfcmVxdWVzdHMYBCABKAUSMQoOcGF1c2VfZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iFgoUR2V0U2VydmVySW5mb1JlcXVlc3Qi2gIKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEhcKD3NjaGVtYV9yZXZpc2lvbhgCIAEoBRIfChdtaW5pbXVtX2NsaWVudF9yZXZpc2lvbhgDIAEoBRIOCgZ0YXJnZXQYBCABKAkSDAoEaXNhcxgFIAMoCRITCgt0b3RhbF9jb3JlcxgGIAEoBRISCgpmcmVlX2NvcmVzGAcgASgFEi4KCnN0YXJ0X3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhoKEnRvdGFsX21lbW9yeV9ieXRlcxgJIAEoAxIZChFmcmVlX21lbW9yeV9ieXRlcxgKIAEoAxI0CgtkZXBsb3ltZW50cxgLIAMoCzIfLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50SW5mbxISCgpob3N0X2NvcmVzGAwgAygFItwBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMSFAoMY2h1bmtfdG9rZW5zGAQgASgFEhcKD3dlaWdodHNfdmVyc2lvbhgFIAEoCRIWCg53ZWlnaHRzX2RpZ2VzdBgGIAEoCRIQCghkZWdyYWRlZBgHIAEoCCo9CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIPCgtST0xFX1RBUkdFVBABEg4KClJPTEVfRFJBRlQQAiqlAQoOSW5GbGlnaHRQb2xpY3kSIAocSU5fRkxJR0hUX1BPTElDWV9VTlNQRUNJRklFRBAAEhkKFUlOX0ZMSUdIVF9QT0xJQ1lfV0FJVBABEhoKFklOX0ZMSUdIVF9QT0xJQ1lfQUJPUlQQAhIbChdJTl9GTElHSFRfUE9MSUNZX1JFRlVTRRADEh0KGUlOX0ZMSUdIVF9QT0xJQ1lfQ09OVElOVUUQBCpTCghLdlBvbGljeRIZChVLVl9QT0xJQ1lfVU5TUEVDSUZJRUQQABIYChRLVl9QT0xJQ1lfSU5WQUxJREFURRABEhIKDktWX1BPTElDWV9LRUVQEAIyggYKDlJ1bnRpbWVTZXJ2aWNlElcKCkxvYWRCdW5kbGUSIi5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlc3BvbnNlMAESWwoMVW5sb2FkQnVuZGxlEiQua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVzcG9uc2USZAoPTGlzdERlcGxveW1lbnRzEicua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1JlcXVlc3QaKC5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVzcG9uc2USXgoNR2V0RGVwbG95bWVudBIlLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVzcG9uc2USWwoMUmVzZXRLVkNhY2hlEiQua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVzcG9uc2USWwoMTGlzdFNlc3Npb25zEiQua2lsbi5ydW50aW1lLnYxLkxpc3RTZXNzaW9uc1JlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuTGlzdFNlc3Npb25zUmVzcG9uc2USWgoLTG9hZFdlaWdodHMSIy5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXF1ZXN0GiQua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzcG9uc2UwARJeCg1HZXRTZXJ2ZXJJbmZvEiUua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIpUGCgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQZm9sbG93ZWRfdmVyc2lvbhgPIAEoCRIXCg9mb2xsb3dlZF9kaWdlc3QYECABKAkSEAoIZGVncmFkZWQYESABKAgSMAoMa2VwdF93ZWlnaHRzGBIgAygLMhoua2lsbi5ydW50aW1lLnYxLktlcHRCeXRlcxIrCgdrZXB0X2t2GBMgAygLMhoua2lsbi5ydW50aW1lLnYxLktlcHRCeXRlcyKbAQoFU3RhdGUSFQoRU1RBVEVfVU5TUEVDSUZJRUQQABIRCg1TVEFURV9MT0FESU5HEAESDwoLU1RBVEVfUkVBRFkQAhIUChBTVEFURV9SRUNPVkVSSU5HEAMSEwoPU1RBVEVfVU5MT0FESU5HEAQSEAoMU1RBVEVfRkFJTEVEEAUSGgoWU1RBVEVfQVdBSVRJTkdfV0VJR0hUUxAGIi8KCUtlcHRCeXRlcxIOCgZmb3JtYXQYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAyLqAQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJEhYKDmJ1bmRsZV92ZXJzaW9uGAggASgJEhcKD3dlaWdodHNfdmVyc2lvbhgJIAEoCSKnBQoMQ2FwYWJpbGl0aWVzEhoKEm1heF9jb250ZXh0X2xlbmd0aBgBIAEoBRISCgptYXhfbGVuZ3RoGAIgASgFEhYKDm1heF9iYXRjaF9zaXplGAMgASgFEhIKCnZvY2FiX3NpemUYBCABKAUSGAoQZHluYW1pY19zYW1wbGluZxgFIAEoCBIRCgltYXhfdG9wX2sYBiABKAUSEAoIbG9ncHJvYnMYByABKAgSDAoEY2hhdBgIIAEoCBI6ChBkZWZhdWx0X3NhbXBsaW5nGAkgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlZmF1bHRTYW1wbGluZxIVCg1lb3NfdG9rZW5faWRzGAogAygFEhYKDm1heF9uZXdfdG9rZW5zGAsgASgFEgwKBHRleHQYDCABKAgSDgoGbG9naXRzGA0gASgIEhQKDG1heF9sb2dwcm9icxgOIAEoBRIYChBpbnB1dF90cnVuY2F0aW9uGA8gASgIEhUKDWlucHV0X2NhcHR1cmUYECABKAgSGAoQbWF4X3N0b3Bfc3RyaW5ncxgRIAEoBRIaChJtYXhfc3RvcF90b2tlbl9pZHMYEiABKAUSFAoMcGFkZGluZ19zaWRlGBMgASgJEhIKCmFzeW5jX21vZGUYFCABKAgSMwoJc3VibW9kZWxzGBUgAygLMiAua2lsbi5ydW50aW1lLnYxLlN1Ym1vZGVsQnVja2V0cxIQCghhZGFwdGVycxgWIAMoCRIaChJzcGVjdWxhdGlvbl9sZW5ndGgYFyABKAUSFgoOcHJlZml4X2NhY2hpbmcYGCABKAgSEAoIc2Vzc2lvbnMYGSABKAgSGQoRbWF4X251bV9zZXF1ZW5jZXMYGiABKAUSFgoOY2hhdF90ZW1wbGF0ZXMYGyADKAkiRwoPU3VibW9kZWxCdWNrZXRzEhAKCHN1Ym1vZGVsGAEgASgJEhIKCmJhdGNoX3NpemUYAiABKAUSDgoGdG9rZW5zGAMgAygFIkQKD0RlZmF1bHRTYW1wbGluZxITCgt0ZW1wZXJhdHVyZRgBIAEoAhINCgV0b3BfaxgCIAEoBRINCgV0b3BfcBgDIAEoAiLcAQoETG9hZBISCgp1c2VkX3Nsb3RzGAEgASgFEhMKC3RvdGFsX3Nsb3RzGAIgASgFEhcKD3F1ZXVlZF9yZXF1ZXN0cxgDIAEoBRIWCg5xdWV1ZV9jYXBhY2l0eRgEIAEoBRINCgVzdGVwcxgFIAEoAxITCgt1c2VkX2Jsb2NrcxgGIAEoBRIUCgx0b3RhbF9ibG9ja3MYByABKAUSFAoMYmxvY2tfdG9rZW5zGAggASgFEhMKC3VzZWRfdG9rZW5zGAkgASgDEhUKDXF1ZXVlZF90b2tlbnMYCiABKAMizwEKEUxvYWRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIVCg1kZXBsb3ltZW50X2lkGAIgASgJEg0KBWNvcmVzGAMgAygFEh0KEHRocmVhZHNfcGVyX2NvcmUYBCABKAVIAIgBARIUCgxmb2xsb3dfYWxpYXMYBSABKAgSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CEwoRX3RocmVhZHNfcGVyX2NvcmUigwEKEkxvYWRCdW5kbGVSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABIxCgpkZXBsb3ltZW50GAIgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRIAEIHCgVldmVudCLzAQoMTG9hZFByb2dyZXNzEjIKBXN0YWdlGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzcy5TdGFnZRISCgpkb25lX2J5dGVzGAIgASgDEhMKC3RvdGFsX2J5dGVzGAMgASgDIoUBCgVTdGFnZRIVChFTVEFHRV9VTlNQRUNJRklFRBAAEhEKDVNUQUdFX1JFU09MVkUQARIPCgtTVEFHRV9GRVRDSBACEhAKDFNUQUdFX1ZFUklGWRADEg0KCVNUQUdFX01BUBAEEhAKDFNUQUdFX1dBUk1VUBAFEg4KClNUQUdFX1NXQVAQBiJnChNVbmxvYWRCdW5kbGVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSOQoQaW5fZmxpZ2h0X3BvbGljeRgCIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeSIwChRVbmxvYWRCdW5kbGVSZXNwb25zZRIYChBhYm9ydGVkX3JlcXVlc3RzGAEgASgFIhgKFkxpc3REZXBsb3ltZW50c1JlcXVlc3QiSwoXTGlzdERlcGxveW1lbnRzUmVzcG9uc2USMAoLZGVwbG95bWVudHMYASADKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCItChRHZXREZXBsb3ltZW50UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkgKFUdldERlcGxveW1lbnRSZXNwb25zZRIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQilQIKE1Jlc2V0S1ZDYWNoZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI2CgpkZXBsb3ltZW50GAIgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRTY29wZUgAEjkKDHByZWZpeF9jYWNoZRgEIAEoCzIhLmtpbG4ucnVudGltZS52MS5QcmVmaXhDYWNoZVNjb3BlSAASMAoHc2Vzc2lvbhgFIAEoCzIdLmtpbG4ucnVudGltZS52MS5TZXNzaW9uU2NvcGVIABI5ChBpbl9mbGlnaHRfcG9saWN5GAMgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5QgcKBXNjb3BlIhEKD0RlcGxveW1lbnRTY29wZSISChBQcmVmaXhDYWNoZVNjb3BlIiIKDFNlc3Npb25TY29wZRISCgpzZXNzaW9uX2lkGAEgASgJIrYBChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxmcmVlZF9ibG9ja3MYBiABKAUiLAoTTGlzdFNlc3Npb25zUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkIKFExpc3RTZXNzaW9uc1Jlc3BvbnNlEioKCHNlc3Npb25zGAEgAygLMhgua2lsbi5ydW50aW1lLnYxLlNlc3Npb24inwEKB1Nlc3Npb24SCgoCaWQYASABKAkSEwoLaGVsZF90b2tlbnMYAiABKAUSDwoHcnVubmluZxgDIAEoCBIxCg1sYXN0X3VzZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtleHBpcmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAixgEKEkxvYWRXZWlnaHRzUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEgsKA3JlZhgCIAEoCRIjCgRyb2xlGAMgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSOQoQaW5fZmxpZ2h0X3BvbGljeRgEIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeRIsCglrdl9wb2xpY3kYBSABKA4yGS5raWxuLnJ1bnRpbWUudjEuS3ZQb2xpY3kihwEKE0xvYWRXZWlnaHRzUmVzcG9uc2USMQoIcHJvZ3Jlc3MYASABKAsyHS5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzSAASNAoGcmVzdWx0GAIgASgLMiIua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzdWx0SABCBwoFZXZlbnQixgEKEUxvYWRXZWlnaHRzUmVzdWx0Ei8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudBIdChVwcmV2aW91c193ZWlnaHRfZXBvY2gYAiABKAMSFAoMd2VpZ2h0X2Vwb2NoGAMgASgDEhgKEGFib3J0ZWRfcmVxdWVzdHMYBCABKAUSMQoOcGF1c2VfZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iFgoUR2V0U2VydmVySW5mb1JlcXVlc3Qi2gIKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEhcKD3NjaGVtYV9yZXZpc2lvbhgCIAEoBRIfChdtaW5pbXVtX2NsaWVudF9yZXZpc2lvbhgDIAEoBRIOCgZ0YXJnZXQYBCABKAkSDAoEaXNhcxgFIAMoCRITCgt0b3RhbF9jb3JlcxgGIAEoBRISCgpmcmVlX2NvcmVzGAcgASgFEi4KCnN0YXJ0X3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhoKEnRvdGFsX21lbW9yeV9ieXRlcxgJIAEoAxIZChFmcmVlX21lbW9yeV9ieXRlcxgKIAEoAxI0CgtkZXBsb3ltZW50cxgLIAMoCzIfLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50SW5mbxISCgpob3N0X2NvcmVzGAwgAygFItwBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMSFAoMY2h1bmtfdG9rZW5zGAQgASgFEhcKD3dlaWdodHNfdmVyc2lvbhgFIAEoCRIWCg53ZWlnaHRzX2RpZ2VzdBgGIAEoCRIQCghkZWdyYWRlZBgHIAEoCCo9CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIPCgtST0xFX1RBUkdFVBABEg4KClJPTEVfRFJBRlQQAiqlAQoOSW5GbGlnaHRQb2xpY3kSIAocSU5fRkxJR0hUX1BPTElDWV9VTlNQRUNJRklFRBAAEhkKFUlOX0ZMSUdIVF9QT0xJQ1lfV0FJVBABEhoKFklOX0ZMSUdIVF9QT0xJQ1lfQUJPUlQQAhIbChdJTl9GTElHSFRfUE9MSUNZX1JFRlVTRRADEh0KGUlOX0ZMSUdIVF9QT0xJQ1lfQ09OVElOVUUQBCpTCghLdlBvbGljeRIZChVLVl9QT0xJQ1lfVU5TUEVDSUZJRUQQABIYChRLVl9QT0xJQ1lfSU5WQUxJREFURRABEhIKDktWX1BPTElDWV9LRUVQEAIyggYKDlJ1bnRpbWVTZXJ2aWNlElcKCkxvYWRCdW5kbGUSIi5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlc3BvbnNlMAESWwoMVW5sb2FkQnVuZGxlEiQua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVzcG9uc2USZAoPTGlzdERlcGxveW1lbnRzEicua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1JlcXVlc3QaKC5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVzcG9uc2USXgoNR2V0RGVwbG95bWVudBIlLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVzcG9uc2USWwoMUmVzZXRLVkNhY2hlEiQua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVzcG9uc2USWwoMTGlzdFNlc3Npb25zEiQua2lsbi5ydW50aW1lLnYxLkxpc3RTZXNzaW9uc1JlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuTGlzdFNlc3Npb25zUmVzcG9uc2USWgoLTG9hZFdlaWdodHMSIy5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXF1ZXN0GiQua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzcG9uc2UwARJeCg1HZXRTZXJ2ZXJJbmZvEiUua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Deployment is a loaded bundle.
@@ -142,6 +142,20 @@ export type Deployment = Message<"kiln.runtime.v1.Deployment"> & {
    * @generated from field: bool degraded = 17;
    */
   degraded: boolean;
+
+  /**
+   * The weights by what they are kept as, over all ranks.
+   *
+   * @generated from field: repeated kiln.runtime.v1.KeptBytes kept_weights = 18;
+   */
+  keptWeights: KeptBytes[];
+
+  /**
+   * The KV cache by what it is kept as, over all ranks.
+   *
+   * @generated from field: repeated kiln.runtime.v1.KeptBytes kept_kv = 19;
+   */
+  keptKv: KeptBytes[];
 };
 
 /**
@@ -212,6 +226,34 @@ export enum Deployment_State {
  */
 export const Deployment_StateSchema: GenEnum<Deployment_State> = /*@__PURE__*/
   enumDesc(file_kiln_runtime_v1_runtime, 0, 0);
+
+/**
+ * KeptBytes are the parts of a deployment's memory that are kept in one way.
+ *
+ * @generated from message kiln.runtime.v1.KeptBytes
+ */
+export type KeptBytes = Message<"kiln.runtime.v1.KeptBytes"> & {
+  /**
+   * A dtype, such as "bfloat16"; or, of quantized matrices with their scales, such as "int8, a scale for each output".
+   *
+   * @generated from field: string format = 1;
+   */
+  format: string;
+
+  /**
+   * Size in bytes.
+   *
+   * @generated from field: int64 size_bytes = 2;
+   */
+  sizeBytes: bigint;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.KeptBytes.
+ * Use `create(KeptBytesSchema)` to create a new message.
+ */
+export const KeptBytesSchema: GenMessage<KeptBytes> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 1);
 
 /**
  * RoleStatus is one bundle of a deployment.
@@ -288,7 +330,7 @@ export type RoleStatus = Message<"kiln.runtime.v1.RoleStatus"> & {
  * Use `create(RoleStatusSchema)` to create a new message.
  */
 export const RoleStatusSchema: GenMessage<RoleStatus> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 1);
+  messageDesc(file_kiln_runtime_v1_runtime, 2);
 
 /**
  * Capabilities is what a request may ask of a deployment, from its manifest.
@@ -491,7 +533,7 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
  * Use `create(CapabilitiesSchema)` to create a new message.
  */
 export const CapabilitiesSchema: GenMessage<Capabilities> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 2);
+  messageDesc(file_kiln_runtime_v1_runtime, 3);
 
 /**
  * SubmodelBuckets are the static shapes of one submodel.
@@ -526,7 +568,7 @@ export type SubmodelBuckets = Message<"kiln.runtime.v1.SubmodelBuckets"> & {
  * Use `create(SubmodelBucketsSchema)` to create a new message.
  */
 export const SubmodelBucketsSchema: GenMessage<SubmodelBuckets> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 3);
+  messageDesc(file_kiln_runtime_v1_runtime, 4);
 
 /**
  * DefaultSampling holds the sampling values of a request that sets none.
@@ -561,7 +603,7 @@ export type DefaultSampling = Message<"kiln.runtime.v1.DefaultSampling"> & {
  * Use `create(DefaultSamplingSchema)` to create a new message.
  */
 export const DefaultSamplingSchema: GenMessage<DefaultSampling> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 4);
+  messageDesc(file_kiln_runtime_v1_runtime, 5);
 
 /**
  * Load is how busy a deployment is.
@@ -645,7 +687,7 @@ export type Load = Message<"kiln.runtime.v1.Load"> & {
  * Use `create(LoadSchema)` to create a new message.
  */
 export const LoadSchema: GenMessage<Load> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 5);
+  messageDesc(file_kiln_runtime_v1_runtime, 6);
 
 /**
  * LoadBundleRequest asks for a deployment.
@@ -702,7 +744,7 @@ export type LoadBundleRequest = Message<"kiln.runtime.v1.LoadBundleRequest"> & {
  * Use `create(LoadBundleRequestSchema)` to create a new message.
  */
 export const LoadBundleRequestSchema: GenMessage<LoadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 6);
+  messageDesc(file_kiln_runtime_v1_runtime, 7);
 
 /**
  * LoadBundleResponse is one event of a load.
@@ -739,7 +781,7 @@ export type LoadBundleResponse = Message<"kiln.runtime.v1.LoadBundleResponse"> &
  * Use `create(LoadBundleResponseSchema)` to create a new message.
  */
 export const LoadBundleResponseSchema: GenMessage<LoadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 7);
+  messageDesc(file_kiln_runtime_v1_runtime, 8);
 
 /**
  * LoadProgress tells where a load stands.
@@ -774,7 +816,7 @@ export type LoadProgress = Message<"kiln.runtime.v1.LoadProgress"> & {
  * Use `create(LoadProgressSchema)` to create a new message.
  */
 export const LoadProgressSchema: GenMessage<LoadProgress> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 8);
+  messageDesc(file_kiln_runtime_v1_runtime, 9);
 
 /**
  * Stage of a load.
@@ -836,7 +878,7 @@ export enum LoadProgress_Stage {
  * Describes the enum kiln.runtime.v1.LoadProgress.Stage.
  */
 export const LoadProgress_StageSchema: GenEnum<LoadProgress_Stage> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_runtime, 8, 0);
+  enumDesc(file_kiln_runtime_v1_runtime, 9, 0);
 
 /**
  * UnloadBundleRequest names a deployment.
@@ -864,7 +906,7 @@ export type UnloadBundleRequest = Message<"kiln.runtime.v1.UnloadBundleRequest">
  * Use `create(UnloadBundleRequestSchema)` to create a new message.
  */
 export const UnloadBundleRequestSchema: GenMessage<UnloadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 9);
+  messageDesc(file_kiln_runtime_v1_runtime, 10);
 
 /**
  * UnloadBundleResponse tells what ended.
@@ -885,7 +927,7 @@ export type UnloadBundleResponse = Message<"kiln.runtime.v1.UnloadBundleResponse
  * Use `create(UnloadBundleResponseSchema)` to create a new message.
  */
 export const UnloadBundleResponseSchema: GenMessage<UnloadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 10);
+  messageDesc(file_kiln_runtime_v1_runtime, 11);
 
 /**
  * ListDeploymentsRequest has no options.
@@ -900,7 +942,7 @@ export type ListDeploymentsRequest = Message<"kiln.runtime.v1.ListDeploymentsReq
  * Use `create(ListDeploymentsRequestSchema)` to create a new message.
  */
 export const ListDeploymentsRequestSchema: GenMessage<ListDeploymentsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 11);
+  messageDesc(file_kiln_runtime_v1_runtime, 12);
 
 /**
  * ListDeploymentsResponse holds every deployment.
@@ -921,7 +963,7 @@ export type ListDeploymentsResponse = Message<"kiln.runtime.v1.ListDeploymentsRe
  * Use `create(ListDeploymentsResponseSchema)` to create a new message.
  */
 export const ListDeploymentsResponseSchema: GenMessage<ListDeploymentsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 12);
+  messageDesc(file_kiln_runtime_v1_runtime, 13);
 
 /**
  * GetDeploymentRequest names a deployment.
@@ -942,7 +984,7 @@ export type GetDeploymentRequest = Message<"kiln.runtime.v1.GetDeploymentRequest
  * Use `create(GetDeploymentRequestSchema)` to create a new message.
  */
 export const GetDeploymentRequestSchema: GenMessage<GetDeploymentRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 13);
+  messageDesc(file_kiln_runtime_v1_runtime, 14);
 
 /**
  * GetDeploymentResponse holds the deployment.
@@ -963,7 +1005,7 @@ export type GetDeploymentResponse = Message<"kiln.runtime.v1.GetDeploymentRespon
  * Use `create(GetDeploymentResponseSchema)` to create a new message.
  */
 export const GetDeploymentResponseSchema: GenMessage<GetDeploymentResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 14);
+  messageDesc(file_kiln_runtime_v1_runtime, 15);
 
 /**
  * ResetKVCacheRequest says what to forget.
@@ -1023,7 +1065,7 @@ export type ResetKVCacheRequest = Message<"kiln.runtime.v1.ResetKVCacheRequest">
  * Use `create(ResetKVCacheRequestSchema)` to create a new message.
  */
 export const ResetKVCacheRequestSchema: GenMessage<ResetKVCacheRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 15);
+  messageDesc(file_kiln_runtime_v1_runtime, 16);
 
 /**
  * DeploymentScope is the whole KV cache of a deployment.
@@ -1038,7 +1080,7 @@ export type DeploymentScope = Message<"kiln.runtime.v1.DeploymentScope"> & {
  * Use `create(DeploymentScopeSchema)` to create a new message.
  */
 export const DeploymentScopeSchema: GenMessage<DeploymentScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 16);
+  messageDesc(file_kiln_runtime_v1_runtime, 17);
 
 /**
  * PrefixCacheScope is every prefix that the KV cache keeps for later requests, and all that it keeps for sessions.
@@ -1053,7 +1095,7 @@ export type PrefixCacheScope = Message<"kiln.runtime.v1.PrefixCacheScope"> & {
  * Use `create(PrefixCacheScopeSchema)` to create a new message.
  */
 export const PrefixCacheScopeSchema: GenMessage<PrefixCacheScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 17);
+  messageDesc(file_kiln_runtime_v1_runtime, 18);
 
 /**
  * SessionScope is one session, and what the KV cache keeps for it.
@@ -1074,7 +1116,7 @@ export type SessionScope = Message<"kiln.runtime.v1.SessionScope"> & {
  * Use `create(SessionScopeSchema)` to create a new message.
  */
 export const SessionScopeSchema: GenMessage<SessionScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 18);
+  messageDesc(file_kiln_runtime_v1_runtime, 19);
 
 /**
  * ResetKVCacheResponse is the receipt.
@@ -1131,7 +1173,7 @@ export type ResetKVCacheResponse = Message<"kiln.runtime.v1.ResetKVCacheResponse
  * Use `create(ResetKVCacheResponseSchema)` to create a new message.
  */
 export const ResetKVCacheResponseSchema: GenMessage<ResetKVCacheResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 19);
+  messageDesc(file_kiln_runtime_v1_runtime, 20);
 
 /**
  * ListSessionsRequest names a deployment.
@@ -1152,7 +1194,7 @@ export type ListSessionsRequest = Message<"kiln.runtime.v1.ListSessionsRequest">
  * Use `create(ListSessionsRequestSchema)` to create a new message.
  */
 export const ListSessionsRequestSchema: GenMessage<ListSessionsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 20);
+  messageDesc(file_kiln_runtime_v1_runtime, 21);
 
 /**
  * ListSessionsResponse holds the caller's sessions.
@@ -1173,7 +1215,7 @@ export type ListSessionsResponse = Message<"kiln.runtime.v1.ListSessionsResponse
  * Use `create(ListSessionsResponseSchema)` to create a new message.
  */
 export const ListSessionsResponseSchema: GenMessage<ListSessionsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 21);
+  messageDesc(file_kiln_runtime_v1_runtime, 22);
 
 /**
  * Session is what requests continue one after the other.
@@ -1222,7 +1264,7 @@ export type Session = Message<"kiln.runtime.v1.Session"> & {
  * Use `create(SessionSchema)` to create a new message.
  */
 export const SessionSchema: GenMessage<Session> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 22);
+  messageDesc(file_kiln_runtime_v1_runtime, 23);
 
 /**
  * LoadWeightsRequest names the new weights.
@@ -1271,7 +1313,7 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
  * Use `create(LoadWeightsRequestSchema)` to create a new message.
  */
 export const LoadWeightsRequestSchema: GenMessage<LoadWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 23);
+  messageDesc(file_kiln_runtime_v1_runtime, 24);
 
 /**
  * LoadWeightsResponse is one event of a weight load.
@@ -1308,7 +1350,7 @@ export type LoadWeightsResponse = Message<"kiln.runtime.v1.LoadWeightsResponse">
  * Use `create(LoadWeightsResponseSchema)` to create a new message.
  */
 export const LoadWeightsResponseSchema: GenMessage<LoadWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 24);
+  messageDesc(file_kiln_runtime_v1_runtime, 25);
 
 /**
  * LoadWeightsResult tells what changed.
@@ -1357,7 +1399,7 @@ export type LoadWeightsResult = Message<"kiln.runtime.v1.LoadWeightsResult"> & {
  * Use `create(LoadWeightsResultSchema)` to create a new message.
  */
 export const LoadWeightsResultSchema: GenMessage<LoadWeightsResult> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 25);
+  messageDesc(file_kiln_runtime_v1_runtime, 26);
 
 /**
  * GetServerInfoRequest has no options.
@@ -1372,7 +1414,7 @@ export type GetServerInfoRequest = Message<"kiln.runtime.v1.GetServerInfoRequest
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 26);
+  messageDesc(file_kiln_runtime_v1_runtime, 27);
 
 /**
  * GetServerInfoResponse describes the server.
@@ -1471,7 +1513,7 @@ export type GetServerInfoResponse = Message<"kiln.runtime.v1.GetServerInfoRespon
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 27);
+  messageDesc(file_kiln_runtime_v1_runtime, 28);
 
 /**
  * DeploymentInfo is what a client needs to know of a deployment before it calls Generate.
@@ -1535,7 +1577,7 @@ export type DeploymentInfo = Message<"kiln.runtime.v1.DeploymentInfo"> & {
  * Use `create(DeploymentInfoSchema)` to create a new message.
  */
 export const DeploymentInfoSchema: GenMessage<DeploymentInfo> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 28);
+  messageDesc(file_kiln_runtime_v1_runtime, 29);
 
 /**
  * Role is the part that a bundle plays in a deployment.
