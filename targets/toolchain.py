@@ -90,9 +90,15 @@ class Interpreter:
         return os.environ.get(choice.variable) or choice.default
 
     def make_environment(self) -> dict[str, str]:
-        """Makes the environment in which it runs, without what would show it other distributions."""
+        """Makes the environment in which it runs: it finds the scripts beside it first, as in an activated virtual
+        environment, and no distributions but its own.
+        """
         inherited = inherit("neuron interpreter")
-        return {name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        kept = {name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        # Neuron's packages call scripts of theirs by name. The link to a base Python that `find` may return stays one:
+        # the scripts are beside the link.
+        scripts = str(Path(self.find()).absolute().parent)
+        return kept | {"PATH": os.pathsep.join([scripts, inherited.get("PATH", os.defpath)])}
 
     def list_versions(self) -> Mapping[str, str | None]:
         """Reads the version of Python as `python`, and those of the distributions, None for those that it lacks."""
