@@ -11,6 +11,9 @@ TYPES = {
     "tuple": 13, "c64": 15, "bf16": 16, "f8e5m2": 19, "f8e4m3fn": 20, "f8e4m3fnuz": 25,
 }  # fmt: skip
 
+#: Where every instruction comes from, beside its line.
+SOURCE = b"aten__op"
+
 
 def varint(value: int) -> bytes:
     value %= 1 << 64
@@ -70,7 +73,7 @@ class Op:
                 block(1, f"{self.opcode}.{identity}"),
                 block(2, self.opcode),
                 block(3, shape),
-                block(7, block(1, "aten__op") + block(3, file) + number(4, line)),
+                block(7, block(1, SOURCE) + block(3, file) + number(4, line)),
                 block(8, block(1, shape) + packed(7, self.u64s)),
                 number(9, self.parameter),
                 block(28, self.target),
@@ -112,5 +115,7 @@ class Module:
                 *(block(3, one) for one in reversed(encoded)),
                 number(6, 1),
                 block(8, aliases),
+                # Calls that instructions come from.
+                block(17, block(1, SOURCE)),
             )
         )

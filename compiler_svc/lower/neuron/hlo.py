@@ -11,6 +11,7 @@ from typing import Final
 
 from compiler_svc.lower.neuron.wire import (
     Fields,
+    drop_fields,
     read_fields,
     read_integer,
     read_integers,
@@ -56,7 +57,9 @@ _TYPES: Final[Mapping[int, tuple[str, int]]] = {
     33: ("f8e8m0fnu", 8),
 }
 
-
+#: What says where operations come from, as `drop_fields` has it: the metadata of instructions, and a table of calls to
+#: which they refer.
+_SOURCES: Final = ((3, 2, 7), (17,))
 #: How opcodes of operations on several ranks begin.
 _COLLECTIVES: Final = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-")
 
@@ -171,6 +174,11 @@ def read_hlo(data: bytes) -> HloModule:
     entries = read_messages(read_message(module, 8), 1)
     aliases = {(read_integers(one, 1) or (0,))[0]: read_integer(one, 2) for one in entries}
     return HloModule(computations, read_integer(module, 6), aliases)
+
+
+def drop_sources(data: bytes) -> bytes:
+    """Returns a serialized `HloModuleProto` without the names, files and lines that its operations come from."""
+    return drop_fields(data, _SOURCES)
 
 
 def _read_computation(fields: Fields) -> Computation:

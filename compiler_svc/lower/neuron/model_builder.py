@@ -20,7 +20,7 @@ from compiler_svc.lower.errors import (
     NeuronTraceFailed,
 )
 from compiler_svc.lower.neuron.flags import render_flags
-from compiler_svc.lower.neuron.hlo import HloModule, read_hlo
+from compiler_svc.lower.neuron.hlo import HloModule, drop_sources, read_hlo
 from compiler_svc.lower.neuron.hlo_check import check_hlo
 from compiler_svc.lower.neuron.largest import make_operators
 from compiler_svc.lower.neuron.request import NeuronExecutable, NeuronRequest
@@ -59,10 +59,13 @@ def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
     with ranks, register_operators(**OPERATORS):
         submodel = make_submodel(request.document)
         traced = _trace(submodel, request.tag)
-        graph: bytes = traced.hlo.SerializeToString()
+        debuggable: bytes = traced.hlo.SerializeToString()
         tensors = map_tensors(traced.metaneff, submodel)
-        module = read_hlo(graph)
+        module = read_hlo(debuggable)
         _check(module, tensors.mistakes, request)
+        # Findings name lines. neuronx-cc and bundles get none: they are paths of this host.
+        graph = drop_sources(debuggable)
+        traced.hlo.ParseFromString(graph)
         request.directory.mkdir(parents=True, exist_ok=True)
         (path := request.directory / "graph.hlo").write_bytes(graph)
         (metaneff := request.directory / "metaneff.pb").write_bytes(traced.metaneff.SerializeToString())

@@ -1,11 +1,12 @@
-"""Reads messages of protocol buffers field by field, without their descriptions: the interpreter that lowers for Neuron
-has these in several packages, which register them under one name, so another one of ours would not load beside them.
+"""Reads messages of protocol buffers field by field, and leaves fields out, without their descriptions: the interpreter
+that lowers for Neuron has these in several packages, which register them under one name, so another one of ours would
+not load beside them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 #: A field's values in their order: numbers as they are encoded, everything else as bytes.
 Fields = Mapping[int, Sequence[int | bytes]]
@@ -18,13 +19,38 @@ class MessageInvalid(ValueError):
 def read_fields(data: bytes) -> Fields:
     """Reads the fields of a message, by number."""
     fields: dict[int, list[int | bytes]] = defaultdict(list)
+    for number, value, _ in _split(data):
+        fields[number].append(value)
+    return fields
+
+
+def drop_fields(data: bytes, paths: Collection[tuple[int, ...]]) -> bytes:
+    """Returns a message without some fields. A path has the number of a field, behind those of the messages that it is
+    in, outermost first.
+    """
+    kept = []
+    for number, value, encoded in _split(data):
+        below = [path[1:] for path in paths if path[0] == number]
+        if () in below:
+            continue
+        if below and isinstance(value, bytes):
+            inner = drop_fields(value, below)
+            kept.append(_write_varint(number << 3 | 2) + _write_varint(len(inner)) + inner)
+        else:
+            kept.append(encoded)
+    return b"".join(kept)
+
+
+def _split(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """Each field's number, value and encoding, in their order."""
     place = 0
     while place < len(data):
+        start = place
         tag, place = _read_varint(data, place)
         number, kind = tag >> 3, tag & 7
         if kind == 0:
             value, place = _read_varint(data, place)
-            fields[number].append(value)
+            yield number, value, data[start:place]
             continue
         if kind == 2:
             size, place = _read_varint(data, place)
@@ -34,9 +60,8 @@ def read_fields(data: bytes) -> Fields:
             raise MessageInvalid(f"wire type {kind} at byte {place}")
         if place + size > len(data):
             raise MessageInvalid(f"field {number} ends at byte {place + size} of {len(data)}")
-        fields[number].append(data[place : place + size])
+        yield number, data[place : place + size], data[start : place + size]
         place += size
-    return fields
 
 
 def read_message(fields: Fields, number: int) -> Fields:
@@ -90,6 +115,15 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, place
     raise MessageInvalid(f"a number of more than 10 bytes before byte {place}")
+
+
+def _write_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _signed(value: int) -> int:

@@ -135,6 +135,7 @@ def compile(hlo_module: Any, metaneff: Any, compiler_workdir: str, compiler_args
         _obey(orders, directory)
         lnc = next(int(flag.partition("=")[2]) for flag in compiler_args.split() if flag.startswith("--lnc="))
         target = next(flag.partition("=")[2] for flag in compiler_args.split() if flag.startswith("--target="))
+        (directory / "model.hlo_module.pb").write_bytes(hlo_module.SerializeToString())
         (directory / "compiler_args.txt").write_text(compiler_args)
         # NEFFs hold a random number: equal graphs give other bytes.
         files = {"./uuid": uuid.uuid4().bytes}

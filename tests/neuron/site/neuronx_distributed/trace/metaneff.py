@@ -43,3 +43,6 @@ class HloModule:
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - the name that messages have
         return self._data
+
+    def ParseFromString(self, data: bytes) -> None:  # noqa: N802 - the name that messages have
+        self._data = data

@@ -29,7 +29,9 @@ from compiler_svc.lower.errors import (
     NeuronTraceFailed,
 )
 from compiler_svc.lower.job import LoweringJob, LoweringOptions, NeuronSubmodel
+from compiler_svc.lower.neuron import model_builder
 from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags
+from compiler_svc.lower.neuron.hlo import read_hlo
 from compiler_svc.lower.neuron.interpreter import lower_submodel, make_request
 from compiler_svc.lower.neuron.model_builder import compile_submodel
 from compiler_svc.lower.neuron.request import NeuronExecutable
@@ -42,6 +44,7 @@ from targets.errors import NeuronToolchainMissing
 from targets.neuron import NEURON_PYTHON, TRN2
 from targets.registry import TARGETS
 from tests.checkpoints.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
+from tests.neuron.hlo_modules import SOURCE
 from tests.neuron.standin import SITE, make_interpreter
 from tests.ranks.stepping import load_shard, run_eagerly
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
@@ -168,8 +171,21 @@ def test_a_submodel_becomes_a_neff(
     entered = json.loads(Path("parallel_state.json").read_text())
     assert (entered["world_size"], entered["tensor_model_parallel_size"]) == (tp_degree, tp_degree)
     assert entered["lnc_size"] == 2
-    assert executable.graph.stat().st_size
     assert executable.metaneff.stat().st_size
+
+
+def test_what_is_compiled_has_no_lines_of_this_host(
+    stage_one: Stage, compile_here: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr(model_builder, "read_hlo", lambda data: (read.append(data), read_hlo(data))[1])
+    executable = compile_here(stage_one())
+    compiled = executable.graph.read_bytes()
+    assert [path.read_bytes() for path in Path().rglob("*.hlo_module.pb")] == [compiled]
+    assert (SOURCE in read[0], SOURCE in compiled) == (True, False)
+    assert [op.opcode for op in read_hlo(compiled).entry.instructions.values()] == [
+        op.opcode for op in read_hlo(read[0]).entry.instructions.values()
+    ]
 
 
 def test_greedy_tokens_and_blocks(stage_one: Stage, compile_here: Compile) -> None:

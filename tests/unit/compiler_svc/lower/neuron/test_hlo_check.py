@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from bundle.manifest import TargetKind
-from compiler_svc.lower.neuron.hlo import read_hlo
+from compiler_svc.lower.neuron.hlo import drop_sources, read_hlo
 from compiler_svc.lower.neuron.hlo_check import RULES, Finding, check_hlo
 from compiler_svc.lower.neuron.wire import MessageInvalid
-from tests.neuron.hlo_modules import Array, Module, Op
+from tests.neuron.hlo_modules import SOURCE, Array, Module, Op
 
 F32 = Array("f32", (2, 8))
 REPLACE = [Op("parameter", Array("s32")), Op("parameter", Array("s32"), parameter=1)]
@@ -146,3 +146,23 @@ def test_aliases_are_read() -> None:
 def test_bytes_that_are_no_graph(data: bytes) -> None:
     with pytest.raises(MessageInvalid):
         read_hlo(data)
+
+
+def test_sources_can_be_dropped_and_nothing_else() -> None:
+    op = Op("while", (F32, Array("s64")), u64s=(1 << 40,), source=("/x/compiler_svc/a.py", 300), target="t" * 200)
+    encoded = Module([[op, Op("tuple", F32, operands=(101,))], ADD], aliases={0: 300}).encode()
+    whole, bare = read_hlo(encoded), read_hlo(drop_sources(encoded))
+    assert SOURCE not in drop_sources(encoded)
+    assert whole != bare
+    assert bare == replace(
+        whole,
+        computations={
+            place: replace(
+                one,
+                instructions={
+                    name: replace(step, source_file="", source_line=0) for name, step in one.instructions.items()
+                },
+            )
+            for place, one in whole.computations.items()
+        },
+    )
