@@ -15,6 +15,10 @@ from bundle.manifest import TargetKind
 LONG_CONTEXT_TOKENS: Final = 32 * 1024
 LONG_CONTEXT_PAGE_SIZE: Final = 1024
 
+#: From this context length on, and with two physical cores to a logical one, NxD Inference compiles prompts without
+#: vectorized strided DMA.
+VERY_LONG_CONTEXT_TOKENS: Final = 128 * 1024
+
 #: neuronx-cc's own level, by Kiln's: the first for submodels that compute prompts, the second for the others. Level 1
 #: is NxD Inference's choice.
 _LEVELS: Final = {0: ("-O1", "-O1"), 1: ("-O1", "-O2"), 2: ("-O2", "-O2")}
@@ -97,7 +101,9 @@ def _list_tensorizer_options(options: CompilerOptions, *, computes_prompts: bool
     yield "--enable-ccop-compute-overlap"
     # One token has nothing to divide.
     yield f"--cc-pipeline-tiling-factor={options.cc_pipeline_tiling_factor if computes_prompts else 1}"
-    yield "--vectorize-strided-dma"
+    is_very_long = options.logical_nc_config == 2 and options.max_context_length >= VERY_LONG_CONTEXT_TOKENS
+    if not (computes_prompts and is_very_long):
+        yield "--vectorize-strided-dma"
 
 
 def _list_graph_options(*, computes_prompts: bool, casts_float8: bool) -> Iterator[str]:

@@ -109,6 +109,23 @@ def test_float8_that_a_target_has_under_another_name(target: TargetKind, dtypes:
     assert list_variables(flags) == (variables if casts else {})
 
 
+@pytest.mark.parametrize(
+    ("submodel", "max_context_length", "logical_nc_config", "vectorizes"),
+    [
+        ("context_encoding", 131072, 2, False),
+        ("context_encoding", 131071, 2, True),
+        ("context_encoding", 131072, 1, True),
+        ("token_generation", 131072, 2, True),
+    ],
+)
+def test_very_long_prompts_have_no_vectorized_dma(
+    submodel: SubmodelName, max_context_length: int, logical_nc_config: int, *, vectorizes: bool
+) -> None:
+    flags = flags_of(submodel, max_context_length=max_context_length, logical_nc_config=logical_nc_config)
+    (options,) = [flag for flag in flags if flag.startswith("--tensorizer-options=")]
+    assert ("--vectorize-strided-dma" in options) == vectorizes
+
+
 def test_the_lowest_level_is_the_compilers_lowest() -> None:
     assert "-O1" in flags_of("token_generation", optimization_level=0)
 
