@@ -4,6 +4,9 @@
 nothing: graphs get it from the lowering for cpu alone. `kiln::quantized_linear` casts the items, multiplies, and scales
 what comes out, as NxD's quantized layers do. `kiln::argmax` and `kiln::topk` are torch's, which XLA expands
 into reductions and sorts; a compiler that has its own passes them to `register_operators`.
+
+torch-xla does not functionalize graphs for Neuron, because torch-neuronx does not let it. Operators of torch that then
+give other values, or fail in a way that does not name them, are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -60,21 +63,56 @@ _OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "quantized_linear": multiply_quantized,
 }
 
+#: Operators of torch, below `aten`, that are right only where torch-xla functionalizes, and what is right everywhere.
+REFUSED: Final[Mapping[str, str]] = {
+    # `split` with a list of sizes: parts are cut from the items in their order, whatever the axis.
+    "split_with_sizes": "tensor_split",
+    "view.dtype": "to",
+    "diag_embed": "a comparison of indices",
+    "block_diag": "cat with zeros",
+    "narrow_copy": "narrow",
+}
+
+
+class OperatorRefused(Exception):
+    """A module calls an operator that graphs for Neuron cannot have.
+
+    Attributes:
+        operator: Its name below `aten`.
+        accepted: What may take its place.
+    """
+
+    def __init__(self, operator: str, accepted: str) -> None:
+        super().__init__(f"aten::{operator} is right only in functionalized graphs; accepted: {accepted}")
+        self.operator = operator
+        self.accepted = accepted
+
+
+def _refuse(operator: str, accepted: str) -> Callable[..., NoReturn]:
+    def run(*_: object, **__: object) -> NoReturn:
+        raise OperatorRefused(operator, accepted)
+
+    return run
+
 
 @contextmanager
 def register_operators(**own: Callable[..., Any]) -> Iterator[None]:
-    """Registers operators for tensors of XLA devices, until the block ends.
+    """Registers operators for tensors of XLA devices, and those that raise `OperatorRefused`, until the block ends.
 
     `own` has implementations by the names of operators in `kiln`, in place of those here or of the operator's own. They
     take and give what the operators' schemas say: `argmax(values)` gives int32 places, `topk(values, count)` values and
     int32 places, largest first; which of equal values it takes, and in what order, is open. Both get float32 alone.
     """
     library = torch.library.Library("kiln", "IMPL")  # type: ignore[no-untyped-call]
+    refused = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         # Under the key XLA, slices of a cache would be gathers from it, by tables that the host makes.
         library.impl("attend", attend, "AutogradXLA")  # type: ignore[no-untyped-call]
         for name, run in {**_OPERATORS, **own}.items():
             library.impl(name, run, "XLA")  # type: ignore[no-untyped-call]
+        for name, accepted in REFUSED.items():
+            refused.impl(name, _refuse(name, accepted), "XLA")  # type: ignore[no-untyped-call]
         yield
     finally:
-        library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001 - the only way to unregister
+        for one in (library, refused):
+            one._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001 - the only way to unregister

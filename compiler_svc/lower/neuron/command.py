@@ -13,6 +13,9 @@ _PACKAGES: Final = ("bundle", "targets", "execution", "compiler_svc")
 
 #: What torch-xla reads when it is imported: its device is the host's processor, whatever plug-ins are installed.
 XLA_ON_CPU: Final = {"PJRT_DEVICE": "CPU"}
+#: The same: graphs are not functionalized, so that checks see what neuronx-cc gets. torch-neuronx has that default, and
+#: operators differ; see `compiler_svc.lower.xla`.
+AS_NEURON: Final = {"XLA_DISABLE_FUNCTIONALIZATION": "1"}
 #: The same: graphs keep the lines that operations come from.
 KEEPS_LINES: Final = {"XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
 
@@ -25,6 +28,7 @@ def make_command(module: str, *arguments: str) -> list[str]:
 def make_environment(directory: Path) -> dict[str, str]:
     """Makes the interpreter's environment, in which it finds our packages by a folder of links in `directory`."""
     return NEURON_PYTHON.make_environment() | {
+        **AS_NEURON,
         "PYTHONPATH": str(link_sources(directory / "sources")),
         # The sources may be another user's, or for another version of Python.
         "PYTHONDONTWRITEBYTECODE": "1",

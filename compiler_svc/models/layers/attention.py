@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,9 @@ class Attention(nn.Module):
         projected = [self.get_submodule(name)(shared) for name in self._projections]
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         if len(projected) == 1:
-            projected = list(projected[0].split([count * self.head_dim for count in counts], dim=-1))
+            # Graphs for Neuron refuse `split` with sizes.
+            ends = [count * self.head_dim for count in accumulate(counts[:-1])]
+            projected = list(projected[0].tensor_split(ends, dim=-1))
         queries, keys, values = (
             part.view(*part.shape[:-1], count, self.head_dim) for part, count in zip(projected, counts, strict=True)
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+
+from compiler_svc.lower.neuron.command import AS_NEURON
 
 if TYPE_CHECKING:
     from tests.device.xla.records import Records
@@ -16,6 +19,9 @@ pytest.register_assert_rewrite("tests.device.xla.graphs")
 
 HAS_XLA = find_spec("torch_xla") is not None
 collect_ignore_glob = [] if HAS_XLA else ["test_*.py"]
+if HAS_XLA:
+    # Before a test imports torch-xla, which reads it.
+    os.environ |= AS_NEURON
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
