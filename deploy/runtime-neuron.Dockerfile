@@ -4,15 +4,15 @@
 #     docker build --file deploy/runtime-neuron.Dockerfile --tag kiln-runtime-neuron .
 #
 # No container engine has built it. The driver is the host's: aws-neuronx-dkms, and a container gets the devices
-# (--device=/dev/neuron0). The versions are those of Neuron SDK 2.31.1.
+# (--device=/dev/neuron0). The versions are those of targets/neuron_releases.py.
 
 ARG RUNTIME_IMAGE=kiln-runtime
 
 FROM ${RUNTIME_IMAGE}
 # Ubuntu 22.04: the repository's suites are Ubuntu's, and this one's glibc is older than that of Debian 12.
 ARG NEURON_SUITE=jammy
-ARG NEURON_RUNTIME_VERSION=2.33.10.0
-ARG NEURON_COLLECTIVES_VERSION=2.33.10.0
+ARG NEURON_RUNTIME_VERSION=2.34.10.0
+ARG NEURON_COLLECTIVES_VERSION=2.34.10.0
 USER 0
 ADD --chmod=0644 https://apt.repos.neuron.amazonaws.com/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc
 RUN echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] https://apt.repos.neuron.amazonaws.com ${NEURON_SUITE} main" > /etc/apt/sources.list.d/neuron.list

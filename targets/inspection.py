@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Final
 
@@ -9,6 +10,7 @@ from bundle.errors import KilnError
 from targets.errors import IsaUnsupported, NeuronToolchainMissing, ToolchainMissing
 from targets.finding import Finding, print_finding
 from targets.isa import NATIVE
+from targets.neuron_releases import list_faults
 from targets.registry import TARGETS
 from targets.target import Target
 from targets.toolchain import Interpreter
@@ -23,7 +25,7 @@ def inspect_tools(target: Target) -> Finding:
     """Looks for the programs and distributions that lowering calls."""
     toolchain = target.lowerings[_LEVEL].toolchain
     if toolchain.interpreter is not None:
-        return inspect_interpreter(toolchain.interpreter)
+        return inspect_interpreter(toolchain.interpreter, target)
     try:
         isa = target.isas.resolve(NATIVE)
         versions = toolchain.read_versions()
@@ -38,8 +40,8 @@ def inspect_tools(target: Target) -> Finding:
     return Finding(ok=True, summary=f"{listed}; this processor has {isa}", details={"versions": versions, "isa": isa})
 
 
-def inspect_interpreter(interpreter: Interpreter) -> Finding:
-    """Compares the packages of the other interpreter with the versions that Kiln was written for."""
+def inspect_interpreter(interpreter: Interpreter, target: Target) -> Finding:
+    """Compares the packages of the other interpreter with the versions that Kiln was written for, and imports them."""
     path = interpreter.find()
     try:
         found = interpreter.list_versions()
@@ -51,10 +53,12 @@ def inspect_interpreter(interpreter: Interpreter) -> Finding:
     faults = [f"it lacks {', '.join(missing)}"] if missing else []
     # A build of torch for the CPU alone has a suffix.
     faults += [
-        f"{name} {held}, needed {version}"
+        "; ".join([f"{name} {held}, needed {version}", *list_faults(name, held)])
         for name, version in interpreter.pins
         if (held := found[name]) is not None and held.partition("+")[0] != version
     ]
+    if not faults and (complaint := _try_import(interpreter, target)):
+        faults = [f"{interpreter.entry_module} cannot be imported: {complaint}"]
     if not faults:
         return Finding(
             ok=True, summary=f"{len(interpreter.pins)} packages at their versions in {path}", details=details
@@ -65,6 +69,22 @@ def inspect_interpreter(interpreter: Interpreter) -> Finding:
         other = f"{_ENVIRONMENT}/bin/python"
         advice = f"python3.11 -m venv {_ENVIRONMENT} && {_install(other)} && export {interpreter.variable}=$PWD/{other}"
     return Finding(ok=False, summary=f"{path}: {'; '.join(faults)}", advice=advice, details=details)
+
+
+def _try_import(interpreter: Interpreter, target: Target) -> str:
+    """Imports what makes executables as a host without a device does; returns the last line of what went wrong."""
+    if not interpreter.entry_module:
+        return ""
+    ended = subprocess.run(
+        [interpreter.find(), "-c", f"import {interpreter.entry_module}"],
+        env=interpreter.make_environment() | {"NEURON_PLATFORM_TARGET_OVERRIDE": target.kind},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode == 0:
+        return ""
+    return next(reversed(ended.stderr.strip().splitlines()), f"exit code {ended.returncode}")
 
 
 def _install(python: str) -> str:

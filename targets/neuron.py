@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from targets.neuron_releases import APT_PINS, PYTHON_PINS, RUNTIME_PACKAGE
 from targets.target import ExecutableFormat, Lowering, Target
 from targets.toolchain import Choice, Interpreter, Toolchain
 
@@ -38,24 +39,20 @@ NEFF: Final = ExecutableFormat(
 _TORCH: Final = ("torch",)
 #: What was chosen to make NEFFs of submodels; see `compiler_svc.lower.neuron.request.FRONT_ENDS`.
 FRONT_END: Final = "front-end"
-#: The Python with Neuron's packages, of Neuron SDK 2.31.1. They need another torch than the compiler.
+#: The Python with Neuron's packages. They need another torch than the compiler.
 NEURON_PYTHON: Final = Interpreter(
     name="neuron",
     variable="KILN_COMPILER_NEURON_PYTHON",
-    pins=(
-        ("torch", "2.9.0"),
-        ("torch-xla", "2.9.0"),
-        ("torch-neuronx", "2.9.0.2.15.32035"),
-        ("neuronx-distributed", "0.19.28492"),
-        ("neuronx-cc", "2.26.6360.0"),
-        ("libneuronxla", "2.2.17544.0"),
-    ),
+    pins=tuple(PYTHON_PINS.items()),
     choices={FRONT_END: Choice("KILN_COMPILER_NEURON_FRONT_END", default="model_builder")},
+    # It imports nki, nkilib and boto3 besides.
+    entry_module="neuronx_distributed.trace.functions",
 )
-#: Packages of Neuron's apt repository, of the same SDK: the driver of hosts; what ranks load, and what several ranks of
-#: one bundle load besides.
-DRIVER_PACKAGE: Final = ("aws-neuronx-dkms", "2.29.0.0")
-LIBRARY_PACKAGES: Final = (("aws-neuronx-runtime-lib", "2.33.10.0"), ("aws-neuronx-collectives", "2.33.10.0"))
+#: Packages of Neuron's apt repository: the driver of hosts; what ranks load, and what several ranks of one bundle load
+#: besides; the programs that show cores.
+DRIVER_PACKAGE: Final = ("aws-neuronx-dkms", APT_PINS["aws-neuronx-dkms"])
+LIBRARY_PACKAGES: Final = tuple((name, APT_PINS[name]) for name in (RUNTIME_PACKAGE, "aws-neuronx-collectives"))
+TOOLS_PACKAGE: Final = ("aws-neuronx-tools", APT_PINS["aws-neuronx-tools"])
 _COMPILED: Final = (
     Lowering(
         format=NEFF,

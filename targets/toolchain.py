@@ -68,12 +68,14 @@ class Interpreter:
         variable: Environment variable with its path; without it, it is this Python.
         pins: The Python distributions that it needs, each with the version that Kiln was written for.
         choices: How it makes executables, where there are several ways, by what is chosen. They count as versions.
+        entry_module: The module by which it makes executables; empty for one that needs no trial.
     """
 
     name: str
     variable: str
     pins: tuple[tuple[str, str], ...]
     choices: Mapping[str, Choice] = field(default_factory=dict)
+    entry_module: str = ""
 
     @property
     def distributions(self) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 """The front end `model_builder`: NxD's ModelBuilder, by its units, one executable at a time. The only file that imports
-the packages of Neuron SDK 2.31.1: torch 2.9.0, torch-neuronx 2.9.0.2.15, neuronx-distributed 0.19, neuronx-cc 2.26.
+Neuron's packages, at the versions of `targets.neuron_releases`.
 """
 
 from __future__ import annotations

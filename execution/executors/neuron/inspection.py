@@ -25,6 +25,7 @@ from execution.executors.neuron.library import LIBRARIES, STATUS_CALLS, VOID_CAL
 from execution.visible_cores import list_visible, number_on_host
 from targets.finding import Finding, print_finding, print_progress
 from targets.neuron import DRIVER_PACKAGE, LIBRARY_PACKAGES, NEFF
+from targets.neuron_releases import RUNTIME_PACKAGE, list_faults
 from targets.registry import TARGETS
 
 _SHOW_CORES: Final = "neuron-ls"
@@ -73,7 +74,9 @@ def inspect_library() -> Finding:
     if missing:
         summary = f"{described} has no {', '.join(missing)}"
         return Finding(ok=False, summary=summary, advice=_install(*LIBRARY_PACKAGES), details=details)
-    return Finding(ok=True, summary=f"{described} with all {len(names)} calls that Kiln makes", details=details)
+    faults = list_faults(RUNTIME_PACKAGE, version) if version else []
+    summary = "; ".join([f"{described} with all {len(names)} calls that Kiln makes", *faults])
+    return Finding(ok=True, summary=summary, details=details)
 
 
 def inspect_cores(target: Target) -> Finding:

@@ -223,7 +223,7 @@ NRT_STATUS nrt_get_version(nrt_version_t *ver, size_t size) {
     BEGIN_ANY_TIME();
     if (size < sizeof *ver)
         return NRT_INVALID;
-    *ver = (nrt_version_t){2, 33, 10, 0, "stand-in", "none"};
+    *ver = (nrt_version_t){2, 34, 10, 0, "stand-in", "none"};
     return NRT_SUCCESS;
 }
 

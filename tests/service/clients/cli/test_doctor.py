@@ -28,7 +28,7 @@ from tests.service.clients.conftest import Kiln
 __all__ = ["nrt_library"]
 
 TAGS = ["context_encoding_8", "token_generation_32"]
-DRIVER = "2.29.0.0"
+DRIVER = "2.30.2.0"
 
 
 class Host:
@@ -102,7 +102,7 @@ def test_every_check_is_ok(kiln: Kiln, host: Host) -> None:
         ("driver", "library", "cores", "packages", "compile", "step"), "ok"
     )
     assert records["driver"]["details"] == {"devices": ["/dev/neuron0"], "driver": DRIVER}
-    assert records["library"]["details"]["version"] == "2.33.10.0"
+    assert records["library"]["details"]["version"] == "2.34.10.0"
     cores = records["cores"]["details"]
     assert (cores["total"], cores["lnc"], cores["free"]) == (2, 2, [0, 1])
     assert records["packages"]["details"]["pins"] == VERSIONS
@@ -199,7 +199,10 @@ class TestPackages:
     @pytest.mark.parametrize(
         ("changes", "summary"),
         [
-            ({"neuronx-cc": "2.27.5334.0"}, "neuronx-cc 2.27.5334.0, needed 2.26.6360.0"),
+            (
+                {"neuronx-cc": "2.26.6360.0"},
+                "neuronx-cc 2.26.6360.0, needed 2.27.5334.0; wrong results of casts from 64-bit to 32-bit",
+            ),
             ({"torch-xla": None, "libneuronxla": None}, "it lacks torch-xla, libneuronxla"),
         ],
     )
@@ -209,6 +212,14 @@ class TestPackages:
         assert summary in found["summary"]
         interpreter = os.environ["KILN_COMPILER_NEURON_PYTHON"]
         assert found["advice"].startswith(f"{interpreter} -m pip install --extra-index-url https://pip.repos.neuron.")
+
+    def test_those_that_are_there_and_cannot_be_imported(self, kiln: Kiln, host: Host) -> None:
+        """A wheel that NxD imports and does not ask for may be missing, whatever versions the others have."""
+        installed = Path(os.environ["KILN_COMPILER_NEURON_PYTHON"]).parent / "installed"
+        (installed / "neuronx_distributed").mkdir()
+        (installed / "neuronx_distributed/__init__.py").write_text("import nkilib\n")
+        found = examine(kiln, "--check", "packages", fails="packages")["packages"]
+        assert "trace.functions cannot be imported: ModuleNotFoundError: No module named 'nkilib'" in found["summary"]
 
     def test_an_interpreter_that_does_not_start(self, kiln: Kiln, host: Host) -> None:
         words = ("--check", "packages", "--neuron-python", "/nowhere/python")

@@ -39,6 +39,7 @@ WITHOUT_EFFECT = {
     "targets/errors.py": "errors leave no bundle",
     "targets/isa.py": "the instruction set is part of every key",
     "targets/neuron.py": "nothing is made for it yet",
+    "targets/neuron_releases.py": "versions are part of every key",
     "targets/registry.py": "finds what cpu.py states",
     "targets/target.py": "says what cpu.py can state",
     "targets/toolchain.py": "versions are part of every key",

@@ -102,7 +102,7 @@ def stage(
 ) -> LoweringJob:
     spec = tiny.spec(**changes)
     described = describe_submodel(spec, *submodel)  # type: ignore[arg-type]
-    flags = list_flags(described.submodel, OPTIONS, optimization_level=1, target="trn2", compiler_version="2.26.6360.0")
+    flags = list_flags(described.submodel, OPTIONS, optimization_level=1, target="trn2", compiler_version="2.27.5334.0")
     directory.mkdir(exist_ok=True)
     return LoweringJob(
         tag=described.tag,
@@ -343,7 +343,7 @@ class TestTheInterpreter:
 
     def test_versions(self, interpreter: Path) -> None:
         versions = NEURON_PYTHON.read_versions()
-        assert versions["neuron.neuronx-cc"] == "2.26.6360.0"
+        assert versions["neuron.neuronx-cc"] == "2.27.5334.0"
         assert versions["neuron.torch-neuronx"] == "2.9.0.2.15.32035"
         assert versions.keys() == {f"neuron.{name}" for name in ("python", "front-end", *NEURON_PYTHON.distributions)}
 
