@@ -49,9 +49,11 @@ class RouterConfig:
     """The router. See `kiln.config.v1.RouterConfig`."""
 
     act_fn: Literal["softmax", "sigmoid"] = _router(
-        default="softmax", note="the API guide lists more activations; NxD Inference fails with any of them"
+        default="softmax",
+        aliases=(Alias("router_act_fn"),),
+        note="the API guide lists more activations; NxD Inference fails with any of them",
     )
-    dtype: DType = _router(DTYPES, default="float32")
+    dtype: DType = _router(DTYPES, default="float32", aliases=(Alias("router_dtype"),))
 
 
 @dataclass(frozen=True, kw_only=True)

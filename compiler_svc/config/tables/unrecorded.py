@@ -108,6 +108,11 @@ _NEURON_CONFIG: Final = (
         # Chunked prefill of SDK 2.23
         cp_max_num_seqs=0,
         cp_num_active_blocks=0,
+        # Of the classes for GPT-OSS and for models with images
+        sliding_window_attention_dp_degree=1,
+        skip_vision=False,
+        default_image_width=None,
+        default_image_height=None,
     ),
     *_hints(
         NO_KERNELS,
@@ -183,6 +188,16 @@ UNRECORDED: Final[Mapping[str, tuple[Attribute, ...]]] = {
         # NxD Inference writes the first into its files; it has the second from SDK 2.28 on.
         *_only_default(on_device_sampling_config=True, sampling_dp_degree=1),
     ),
+    "RoutedExpertsMLPOpsConfig": _only_default(
+        hidden_size_actual=None,
+        intermediate_size_actual=None,
+        is_hidden_dim_shuffled=None,
+        is_intermediate_dim_shuffled=None,
+        expert_distribution=None,
+        # Spelled so in NxD; it writes what follows from the one before.
+        local_redudancy_degree=None,
+    ),
+    "MoEFusedTKGConfig": _only_default(norm_topk_prob=False, is_mxfp4_compute=None, router_mm_dtype="float32"),
     # From SDK 2.28 on
     "BlockwiseMatmulConfig": _hints(NO_KERNELS, _NO_KERNEL_IN_PLANS, pad_num_blocks_to_even=False),
     "LoraServingConfig": _only_default(

@@ -131,6 +131,31 @@ class TestUndocumented:
     def test_other_values_are_not_served(self, name: str, value: Any, target: Any) -> None:
         assert set(unserved_in(target, **{name: value})) == {name}
 
+    @pytest.mark.parametrize(
+        ("outer", "name", "default", "other"),
+        [
+            ("", "sliding_window_attention_dp_degree", 1, 2),
+            ("", "skip_vision", False, True),
+            ("", "default_image_width", None, 640),
+            ("routed_experts_mlp_ops_config", "hidden_size_actual", None, 2880),
+            ("routed_experts_mlp_ops_config", "expert_distribution", None, [[0, 1]]),
+            ("routed_experts_mlp_ops_config", "local_redudancy_degree", None, [[1, 1]]),
+            ("moe_fused_tkg_config", "norm_topk_prob", False, True),
+            ("moe_fused_tkg_config", "is_mxfp4_compute", None, True),
+            ("moe_fused_tkg_config", "router_mm_dtype", "float32", "bfloat16"),
+        ],
+    )
+    def test_those_of_classes_for_single_models(self, outer: str, name: str, default: Any, other: Any) -> None:
+        accepted, refused = ({outer: {name: value}} if outer else {name: value} for value in (default, other))
+        resolve(target="trn2", **accepted)
+        assert {path.rpartition(".")[2] for path in unserved_in("trn2", **refused)} == {name}
+
+    def test_the_names_by_which_nxd_reads_a_router(self) -> None:
+        given = {"router_act_fn": "sigmoid", "router_dtype": "bfloat16"}
+        config: Any = resolve(target="trn2", router_config=given).config
+        router = config.neuron_config.router_config
+        assert (router.act_fn, router.dtype) == ("sigmoid", "bfloat16")
+
     def test_a_python_hook_is_refused(self) -> None:
         found = mistakes_in_document({"load_config": "hook"})
         assert found["load_config"].accepted.startswith("unset: it is a Python hook")
