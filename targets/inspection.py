@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from typing import Final
@@ -10,7 +11,7 @@ from bundle.errors import KilnError
 from targets.errors import IsaUnsupported, NeuronToolchainMissing, ToolchainMissing
 from targets.finding import Finding, print_finding
 from targets.isa import NATIVE
-from targets.neuron_releases import list_faults
+from targets.neuron_releases import NEEDED_GLIBC, list_faults
 from targets.registry import TARGETS
 from targets.target import Target
 from targets.toolchain import Interpreter
@@ -18,6 +19,8 @@ from targets.toolchain import Interpreter
 #: The level whose tools are inspected: the one of compiles that name none.
 _LEVEL: Final = 1
 _PACKAGE_INDEX: Final = "https://pip.repos.neuron.amazonaws.com"
+#: Has torch without the libraries of CUDA.
+_TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 _ENVIRONMENT: Final = ".venv-neuron"
 
 
@@ -42,6 +45,10 @@ def inspect_tools(target: Target) -> Finding:
 
 def inspect_interpreter(interpreter: Interpreter, target: Target) -> Finding:
     """Compares the packages of the other interpreter with the versions that Kiln was written for, and imports them."""
+    libc = _read_libc()
+    if libc is not None and libc < NEEDED_GLIBC:
+        summary = f"glibc {_show(libc)}, needed {_show(NEEDED_GLIBC)}: torch-neuronx cannot be imported"
+        return Finding(ok=False, summary=summary, advice="use Ubuntu 24.04, or a container of the compiler's image")
     path = interpreter.find()
     try:
         found = interpreter.list_versions()
@@ -88,7 +95,18 @@ def _try_import(interpreter: Interpreter, target: Target) -> str:
 
 
 def _install(python: str) -> str:
-    return f"{python} -m pip install --extra-index-url {_PACKAGE_INDEX} ./neuron_lowering"
+    indexes = " ".join(f"--extra-index-url {index}" for index in (_PACKAGE_INDEX, _TORCH_INDEX))
+    return f"{python} -m pip install {indexes} ./neuron_lowering"
+
+
+def _read_libc() -> tuple[int, ...] | None:
+    """Reads the version of glibc; None where there is another library."""
+    name, version = platform.libc_ver()
+    return tuple(int(part) for part in version.split(".")) if name == "glibc" else None
+
+
+def _show(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def main(kind: str) -> None:

@@ -100,6 +100,8 @@ RELEASES: Final[Sequence[Release]] = (
         ends=("NxD Core's inference APIs, ModelBuilder among them, and NxD Inference on trn2 and trn3",),
     ),
 )
+#: The oldest glibc with which the pinned torch-neuronx imports. Amazon Linux 2023 has 2.34.
+NEEDED_GLIBC: Final = (2, 35)
 #: AWS's manual installs torch-neuronx of the one with the compiler, the driver and the runtime of the other.
 PINNED: Final = Pair(tracing="2.31.1", tools="2.32.0")
 

@@ -23,6 +23,7 @@ from kiln_client.cli.parameters import enum_choice
 from kiln_client.cli.records import Record
 from kiln_client.cli.session import Session, local_command
 from kiln_client.doctor.checks import CHECKS, HOST_ROOT, Check, Examination, Outcome, choose_checks, examine
+from kiln_client.doctor.report import write_report
 from kiln_client.doctor.trial import CPU, OneLayerTrial
 
 NOT_WELL: Final = 1
@@ -49,8 +50,23 @@ _HEARTBEAT_S: Final = 15.0
     show_envvar=True,
     help="Python with Neuron's packages. Default: the one that runs this command.",
 )
+@click.option("--compile-only", is_flag=True, help="Leave out what a host without a device cannot pass.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write what every check found, logs, graphs, versions and variables, none with a secret, to this .tar.gz.",
+)
 @local_command
-async def doctor_command(session: Session, *, target: str, names: tuple[str, ...], neuron_python: Path | None) -> None:
+async def doctor_command(
+    session: Session,
+    *,
+    target: str,
+    names: tuple[str, ...],
+    neuron_python: Path | None,
+    compile_only: bool,
+    report: Path | None,
+) -> None:
     """Check whether this host compiles for a target and runs what it has compiled.
 
     The command looks for drivers, libraries, cores and packages, compiles a model of one layer, runs it, and compares
@@ -70,16 +86,18 @@ async def doctor_command(session: Session, *, target: str, names: tuple[str, ...
         async with OneLayerTrial(directory, target, interpreter) as trial:
             examination = Examination(target, environment, trial, HOST_ROOT)
             with _Progress(output) as progress:
-                checks = choose_checks(target, names)
+                checks = choose_checks(target, names, compile_only=compile_only)
                 async for outcome in examine(examination, checks, progress.begin, progress.show):
                     progress.end(outcome)
                     outcomes.append(outcome)
+        is_well = all(outcome.finding.status == "ok" for outcome in outcomes)
+        record = {"event": "result", "target": target, "ok": is_well, "checks": [_record(one) for one in outcomes]}
+        if report is not None:
+            write_report(report, directory, record)
     finally:
         # Logs stay if an advice names one.
         if not any("log" in outcome.finding.details for outcome in outcomes):
             shutil.rmtree(directory, ignore_errors=True)
-    is_well = all(outcome.finding.status == "ok" for outcome in outcomes)
-    record = {"event": "result", "target": target, "ok": is_well, "checks": [_record(one) for one in outcomes]}
     output.result(record, Text(_conclude(outcomes, target)))
     if not is_well:
         raise click.exceptions.Exit(NOT_WELL)

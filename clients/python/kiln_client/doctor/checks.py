@@ -50,6 +50,7 @@ class Check:
         needs: Names of the checks without which it cannot succeed.
         limit_s: Seconds after which it has failed.
         has_logs: Whether services write logs while it runs.
+        needs_device: Whether a host without a device cannot pass it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Check:
     limit_s: float
     run: Run
     has_logs: bool = False
+    needs_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,13 @@ _CPU_CHECKS: Final = (
     Check(name="step", needs=("compile",), limit_s=300, run=_step, has_logs=True),
 )
 _NEURON_CHECKS: Final = (
-    Check(name="driver", limit_s=30, run=_look_for_driver),
-    Check(name="library", limit_s=60, run=_probe(_DEVICES, "library")),
+    Check(name="driver", limit_s=30, run=_look_for_driver, needs_device=True),
+    Check(name="library", limit_s=60, run=_probe(_DEVICES, "library"), needs_device=True),
     # Each core is initialized once.
-    Check(name="cores", needs=("driver", "library"), limit_s=180, run=_probe(_DEVICES, "cores")),
+    Check(name="cores", needs=("driver", "library"), limit_s=180, run=_probe(_DEVICES, "cores"), needs_device=True),
     Check(name="packages", limit_s=120, run=_probe(_TOOLS)),
     Check(name="compile", needs=("packages",), limit_s=900, run=_compile, has_logs=True),
-    Check(name="step", needs=("cores", "compile"), limit_s=300, run=_step, has_logs=True),
+    Check(name="step", needs=("cores", "compile"), limit_s=300, run=_step, has_logs=True, needs_device=True),
 )
 #: By target. All but cpu are Neuron's.
 CHECKS: Final[Mapping[str, Sequence[Check]]] = MappingProxyType(
@@ -109,8 +111,11 @@ CHECKS: Final[Mapping[str, Sequence[Check]]] = MappingProxyType(
 )
 
 
-def choose_checks(target: str, names: Collection[str]) -> list[Check]:
-    """Returns the named checks of a target and all that they need, in their order; every check for no name."""
+def choose_checks(target: str, names: Collection[str], *, compile_only: bool = False) -> list[Check]:
+    """Returns the named checks of a target and all that they need, in their order; every check for no name.
+
+    `compile_only` leaves out what a host without a device cannot pass.
+    """
     checks = {check.name: check for check in CHECKS[target]}
     chosen: set[str] = set()
     wanted = [*(names or checks)]
@@ -118,7 +123,7 @@ def choose_checks(target: str, names: Collection[str]) -> list[Check]:
         name = wanted.pop()
         chosen.add(name)
         wanted += checks[name].needs
-    return [check for check in checks.values() if check.name in chosen]
+    return [check for check in checks.values() if check.name in chosen and not (compile_only and check.needs_device)]
 
 
 async def examine(

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_every_check_is_ok(kiln: Kiln, host: Host) -> None:
     assert records["packages"]["details"]["pins"] == VERSIONS
     assert records["compile"]["details"]["executables"] == TAGS
     assert records["step"]["details"]["deviation"] < 1e-6
+
+
+@pytest.mark.slow
+def test_a_host_without_a_device_shows_all_that_needs_none(kiln: Kiln, host: Host, tmp_path: Path) -> None:
+    shutil.rmtree(host.root)
+    report = tmp_path / "report.tar.gz"
+    records = examine(kiln, "--compile-only", "--report", str(report))
+    assert {name: one["status"] for name, one in records.items()} == {"packages": "ok", "compile": "ok"}
+    with tarfile.open(report) as archive:
+        assert {"result.json", "host.json", "files/compiler.log"} <= set(archive.getnames())
 
 
 def test_a_host_without_the_driver(kiln: Kiln, host: Host) -> None:
