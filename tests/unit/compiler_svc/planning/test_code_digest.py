@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from compiler_svc.planning.code_digest import BUNDLE_CODE, LOWERING_CODE, digest_code, list_sources
+from compiler_svc.lower.neuron.request import FRONT_ENDS
+from compiler_svc.planning.code_digest import (
+    BUNDLE_CODE,
+    LOWERING_CODE,
+    NEURON_LOWERING_CODE,
+    digest_code,
+    list_sources,
+)
+from compiler_svc.trace.submodel_document import MAKE_MODULE
 from tests.architecture.sources import Place, find_imported, list_modules
 from tests.repository import ROOT
 
@@ -42,6 +51,23 @@ WITHOUT_EFFECT = {
     "targets/neuron_releases.py": "versions are part of every key",
     "targets/registry.py": "finds what cpu.py states",
     "targets/target.py": "says what cpu.py can state",
+    "targets/toolchain.py": "versions are part of every key",
+}
+#: The same of what the interpreter with Neuron's packages imports to make a NEFF.
+WITHOUT_EFFECT_ON_NEFFS = {
+    "bundle/digest.py": "is the key",
+    "bundle/errors.py": "errors leave no NEFF",
+    "bundle/host": "reads files and the environment",
+    "bundle/manifest.py": "has the form of the document, which is the key",
+    "compiler_svc/sharding": "its tensors are in the document, which is the key",
+    "compiler_svc/weights": "its tensors are in the document, which is the key",
+    "execution/failure.py": "errors leave no NEFF",
+    "targets/cpu.py": "nothing of it is a NEFF's",
+    "targets/errors.py": "errors leave no NEFF",
+    "targets/isa.py": "nothing of it is a NEFF's",
+    "targets/neuron_releases.py": "versions are part of every key",
+    "targets/registry.py": "finds what neuron.py states",
+    "targets/target.py": "says what neuron.py can state",
     "targets/toolchain.py": "versions are part of every key",
 }
 
@@ -83,24 +109,56 @@ def test_an_edit_voids_what_was_made_if_it_shapes_bytes(
     assert (digest_code(code, sources) != before) == voids
 
 
+@pytest.mark.parametrize("code", [LOWERING_CODE, NEURON_LOWERING_CODE], ids=["cpu", "neuron"])
+def test_an_edit_of_any_source_of_executables_misses_the_cache(sources: Path, code: tuple[str, ...]) -> None:
+    digest_code.cache_clear()
+    met = {digest_code(code, sources)}
+    stale = []
+    for file in list_sources(code, sources):
+        file.write_bytes(file.read_bytes() + b"\n")
+        digest_code.cache_clear()
+        digest = digest_code(code, sources)
+        stale += [file] if digest in met else []
+        met.add(digest)
+    assert len(met) > 10
+    assert stale == []
+
+
 def test_every_entry_exists() -> None:
-    for source in (*BUNDLE_CODE, *LOWERING_CODE, *WITHOUT_EFFECT):
+    for source in (
+        *BUNDLE_CODE,
+        *LOWERING_CODE,
+        *NEURON_LOWERING_CODE,
+        *WITHOUT_EFFECT,
+        *WITHOUT_EFFECT_ON_NEFFS,
+    ):
         assert (ROOT / source).exists(), source
         assert list_sources((source,)), source
 
 
 def test_all_that_a_build_imports_is_accounted_for() -> None:
-    known = {*list_sources(BUNDLE_CODE), *list_sources(tuple(WITHOUT_EFFECT))}
     closure = _import_closure(("compiler_svc", "builds", "pipeline"))
     assert len(closure) > 100
-    assert not sorted(
-        str(file.relative_to(ROOT)) for file in closure if file not in known and file.name != "__init__.py"
-    )
+    assert _list_unknown(closure, BUNDLE_CODE, WITHOUT_EFFECT) == []
 
 
-def _import_closure(start: Place) -> set[Path]:
-    """The files of ours that a module imports, directly or through others."""
-    modules, waiting = list_modules(), [start]
+def test_all_that_makes_neffs_is_accounted_for() -> None:
+    """What the interpreter imports by a name in a request counts, too."""
+    named = [*FRONT_ENDS.values(), MAKE_MODULE]
+    starts = [tuple(name.partition(":")[0].split(".")) for name in named]
+    closure = _import_closure(("compiler_svc", "lower", "neuron", "__main__"), *starts)
+    assert ROOT / "compiler_svc/lower/neuron/largest.py" in closure
+    assert _list_unknown(closure, NEURON_LOWERING_CODE, WITHOUT_EFFECT_ON_NEFFS) == []
+
+
+def _list_unknown(closure: set[Path], code: tuple[str, ...], without_effect: Mapping[str, str]) -> list[str]:
+    known = {*list_sources(code), *list_sources(tuple(without_effect))}
+    return sorted(str(file.relative_to(ROOT)) for file in closure if file not in known and file.name != "__init__.py")
+
+
+def _import_closure(*starts: Place) -> set[Path]:
+    """The files of ours that modules import, directly or through others."""
+    modules, waiting = list_modules(), [*starts]
     seen: set[Place] = set()
     while waiting:
         if (place := waiting.pop()) not in seen:
