@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from targets.neuron_releases import APT_PINS, PYTHON_PINS, RUNTIME_PACKAGE
 from targets.target import ExecutableFormat, Lowering, Target
@@ -13,6 +13,17 @@ _GIB: Final = 1 << 30
 #: Graphs for Neuron order up to so many candidates by comparing each with each. More of them need a sort, which
 #: neuronx-cc refuses for trn2 and trn3 (NCC_EVRF029).
 MAX_CANDIDATES: Final = 1024
+
+
+class TopKRecord(NamedTuple):
+    """Rows of so many columns, of which neuronx-cc is on record to take so many candidates by AwsNeuronTopK."""
+
+    columns: int
+    candidates: int
+
+
+#: Of neuronx-cc 2.26. More candidates of the wider rows end in ISGV902; of more than these nothing is known.
+RECORDED_TOP_K: Final = (TopKRecord(16_384, 32), TopKRecord(32_768, 8))
 
 #: Its sizes are a guess that has not been verified.
 NEFF: Final = ExecutableFormat(

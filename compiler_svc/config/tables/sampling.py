@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from compiler_svc.config.attribute import attribute
+from compiler_svc.config.attribute import Values, attribute
 from compiler_svc.config.domains import integer, number
 from compiler_svc.config.rule import Note, Rule
 from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING
 from compiler_svc.config.tables.general import NO_SIZE
+from targets.cpu import CPU
+from targets.neuron import RECORDED_TOP_K
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,25 @@ ON_DEVICE_SAMPLING_NOTES: Final = (
     ),
 )
 
+
+def _is_beyond_record(values: Values) -> bool:
+    sampling = values["on_device_sampling_config"]
+    return (
+        values["target"] != CPU.kind
+        and sampling is not None
+        and (sampling["do_sample"] or sampling["dynamic"])
+        and sampling["global_topk"] > RECORDED_TOP_K[0].candidates
+    )
+
+
 SAMPLING_NOTES: Final = (
+    Note(
+        _is_beyond_record,
+        "neuron_config.on_device_sampling_config.global_topk: neuronx-cc is on record with at most "
+        f"{RECORDED_TOP_K[0].candidates} candidates; more of them may fail to compile",
+        doubtful={"on_device_sampling_config": {"dynamic": True}},
+        plain={"on_device_sampling_config": {"dynamic": True, "global_topk": RECORDED_TOP_K[0].candidates}},
+    ),
     Note(
         lambda v: v["output_logits"] and v["on_device_sampling_config"] is None,
         "neuron_config.output_logits: logits are the output anyway because on_device_sampling_config is unset",

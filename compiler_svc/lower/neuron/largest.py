@@ -1,5 +1,5 @@
-"""`kiln::argmax` and `kiln::topk` in graphs for Neuron, by custom calls of its compiler, neither of which AWS
-documents. Of the last axis `AwsNeuronArgMax` gives places, s64, and `AwsNeuronTopK` values and places, u32.
+"""`kiln::argmax` and `kiln::topk` in graphs for Neuron, by custom calls of its compiler, which AWS names
+and does not describe. Of the last axis `AwsNeuronArgMax` gives places, s64, and `AwsNeuronTopK` values and places, u32.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-#: Of rows twice as wide neuronx-cc 2.26 is reported to take the top 8 at most: more end in ISGV902.
-_MAX_COLUMNS: Final = 16_384
+from targets.neuron import RECORDED_TOP_K
+
+_MAX_COLUMNS: Final = RECORDED_TOP_K[0].columns
 
 Argmax = Callable[[Tensor], Tensor]
 TopK = Callable[[Tensor, int], tuple[Tensor, Tensor]]
