@@ -39,7 +39,7 @@ def kiln(home: Path) -> Kiln:
     return partial(run_kiln, home)
 
 
-def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing answers there: what goes to this host asks no proxy.
     set_proxies(monkeypatch, "http://127.0.0.1:9")
     model = _MODELS / "kiln-tiny"
@@ -61,11 +61,12 @@ def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path, m
     assert json.loads(same.stdout.splitlines()[-1])["text"] == first.last["text"]
     assert kiln("run", "kiln-tiny.auto:v1", "Hello", *_ANSWER).last["deployment_id"] == "kiln-tiny"
     assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
-    # A GGUF file of the same model, with its vocabulary and chat template.
-    file = write_gguf(model, tmp_path / "Tiny.F32.gguf", GGMLQuantizationType.F32)
+    # A GGUF file of the same model, with its vocabulary and chat template, where the services may read it: they stay.
+    file = write_gguf(model, home / "models" / "Tiny.F32.gguf", GGMLQuantizationType.F32)
     of_file = kiln("run", file, "Once upon a time", *SMALL, *_ANSWER).last
     assert (of_file["deployment_id"], of_file["text"]) == ("tiny.f32", first.last["text"])
     assert of_file["usage"]["prompt_tokens"] == first.last["usage"]["prompt_tokens"]
+    assert kiln("ps").last["services"]["pid"] == shown["services"]["pid"]
     assert kiln("down").last["stopped"]
 
 
