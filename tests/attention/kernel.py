@@ -13,6 +13,7 @@ from torch import Tensor
 from compiler_svc.lower.attend import compile_attend_kernel, name_function, write_kernel_source
 from compiler_svc.lower.common_objects import compile_once
 from compiler_svc.lower.job import LoweringJob
+from targets.cpu import X86_64
 from tests.kernel_library import load_kernel
 
 #: The dtypes of queries and of caches that are tried.
@@ -27,17 +28,25 @@ PAIRS: Final = (
 )
 
 
-#: The dtypes that the kernel may multiply by pairs.
+#: The dtypes that the kernel multiplies by pairs if it is compiled for this.
 _CHOSEN: Final = (torch.bfloat16, torch.bfloat16)
-#: Overrules what the kernel thinks of the processor: it multiplies bfloat16 by pairs if it was compiled for that.
-_CHOOSE: Final = 'extern "C" void multiply_pairs() { kiln::multiplies_pairs = kiln::kHasPairs; }\n'
+_HAS_PAIRS: Final = "-mavx512bf16"
+#: Overrules what the kernel thinks of the processor.
+_CHOOSE: Final = 'extern "C" void multiply_pairs() { kiln::multiplies_pairs = true; }\n'
 
 
 def _compile(job: LoweringJob) -> Iterator[Path]:
+    """Compiles the objects that libraries link with, but one with pairs: its variable takes a compile of its own."""
+    chosen = [_CHOSEN] if _has_pairs(job.options.target.isa) else []
     for pair in PAIRS:
-        if pair != _CHOSEN:
+        if pair not in chosen:
             yield compile_attend_kernel(job, pair)
-    yield compile_once(job, "attend_pairs", write_kernel_source([_CHOSEN]) + _CHOOSE)
+    if chosen:
+        yield compile_once(job, "attend_pairs", write_kernel_source(chosen) + _CHOOSE)
+
+
+def _has_pairs(isa: str) -> bool:
+    return _HAS_PAIRS in X86_64[isa].extensions
 
 
 class AttendKernel:
@@ -46,7 +55,8 @@ class AttendKernel:
     def __init__(self, isa: str) -> None:
         """Compiles for an instruction set, and multiplies bfloat16 by pairs if that has them."""
         self._library = load_kernel(isa, _compile)
-        self._library.multiply_pairs()
+        if _has_pairs(isa):
+            self._library.multiply_pairs()
 
     def attend(self, arguments: list[Any], options: dict[str, Any], threads: int = 2) -> Tensor:
         """`kiln::attend_in_place`. Outputs of tokens without a position are NaN."""
