@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import kiln_client
 import openai
 import pytest
@@ -145,6 +144,9 @@ def test_what_kiln_does_not_serve_is_refused_by_name(client: openai.OpenAI) -> N
 
 
 def test_anthropic_client(fleet: Fleet) -> None:
+    # Its thousand modules take two seconds, which each worker that collects this file would spend.
+    import anthropic  # noqa: PLC0415
+
     with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
         options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, "extra_body": {"temperature": 0}}
         whole = client.messages.create(**options)  # type: ignore[call-overload]
