@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -52,8 +53,9 @@ def list_times(seconds: dict[str, float], num_tests: dict[str, int]) -> Iterator
             yield f"{name:<12} {num_tests[name]:5} tests {seconds[name]:7.1f} s{budget}"
 
 
+@cache
 def ring_of(path: Path | str) -> str:
-    """The ring of a test file, by its path in the repository or on the disk.
+    """The ring of a test file, by its path in the repository or on the disk. A run asks for each of its tests.
 
     Raises:
         ValueError: The file is in no ring.
