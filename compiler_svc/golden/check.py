@@ -12,7 +12,7 @@ from bundle.abi.formats import ACTIVATION_FORMATS
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.tensor import DType
 from bundle.manifest import Executable, Manifest
-from compiler_svc.golden.comparison import ACTIVATION_TOLERANCES, TOLERANCES, GoldenComparison
+from compiler_svc.golden.comparison import ACTIVATION_TOLERANCES, TOLERANCES, WEIGHT_TOLERANCES, GoldenComparison
 from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
@@ -22,6 +22,7 @@ from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
 from execution.ranks.forkservers import OpenForkserver
 from execution.step import StepForm
+from targets.cpu import AOTI
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,11 @@ class _Check:
         self.dtype: DType = manifest.config.get("neuron_config", {}).get("torch_dtype", kept)
         kind = ACTIVATION_FORMATS.get(changes.quantization.activations) if changes.quantization else None
         of_activations = 0.0 if kind is None else ACTIVATION_TOLERANCES[kind.item]
+        of_weights = 0.0
+        if changes.quantization and {executable.format for executable in manifest.executables} == {AOTI.name}:
+            of_weights = WEIGHT_TOLERANCES.get(changes.quantization.item, 0.0)
         # Attention may compute in a dtype of its own, and keep keys and values in another: the coarsest one counts.
-        self.tolerance = max(TOLERANCES[self.dtype], TOLERANCES[kept]) + of_activations
+        self.tolerance = max(TOLERANCES[self.dtype], TOLERANCES[kept]) + of_activations + of_weights
         self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._generators = manifest.executables_of("token_generation")

@@ -62,6 +62,9 @@ def linear(
     depend on whether 128 rows are live, because compiled code adds in another order then, and on no other number. In
     bfloat16 for `x86-64-v4-amx`, where weights are not quantized, they depend on no number.
 
+    Compiled code rounds each row to 16 bits where weights are int8 or int4, by a unit of 1/16384 to 1/32768 of its
+    largest magnitude; unless tiles multiply, all results of a row with NaN or an infinity are NaN then.
+
     Args:
         activations: [..., inputs], of one of `DENSE_DTYPES`.
         weights: Each [outputs of this weight, inputs], of the same dtype, or items of one of `bundle.abi.formats`.

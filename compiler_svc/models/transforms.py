@@ -32,6 +32,11 @@ class Quantization:
     groups: tuple[MemoryGroup, ...] = tuple(MemoryGroup)
     skipped: tuple[str, ...] = ()
 
+    @property
+    def item(self) -> DType:
+        """Dtype of the items of most layers."""
+        return FORMATS[f"{INT4}_by_{GROUPS[0]}" if self.format == INT4 else self.format].item
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChanges:

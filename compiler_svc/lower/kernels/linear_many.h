@@ -7,12 +7,13 @@
 // The sums of a tile take the registers. Of a block of inputs, its weights stay in the first-level cache while the rows of
 // a block pass by them from the second level. Weights of the next tile are asked for meanwhile.
 //
-// An output adds its products one after the other in the order of the inputs. It depends on its own row and weights alone:
-// not on other rows, their number beyond what this kernel serves, nor on the number of threads.
+// An output adds its products one after the other in the order of the inputs, or if they are integers, sums of some. It
+// depends on its own row and weights alone: not on other rows, their number beyond what this kernel serves, nor on the
+// number of threads.
 
 #pragma once
 
-#include "linear_rows.h"
+#include "linear_integers.h"
 
 namespace kiln {
 
@@ -41,8 +42,8 @@ constexpr int64_t kFactorElements = P::kElements / kLanes;
 // without a row are zeros, and so are factors behind the inputs.
 template <class P>
 inline void pack_vector(
-    const typename P::Element* activations, const int32_t* places, int64_t rows, int64_t inputs, int64_t vector,
-    int64_t vectors, typename P::Operand* packed) {
+    const typename P::Source* const* sources, int64_t rows, int64_t inputs, int64_t vector, int64_t vectors,
+    typename P::Operand* packed) {
   const Parts blocks = divide_inputs<P>(inputs), tiles = divide_vectors(vectors);
   int64_t tile = 0;
   while (tiles.begin(tile + 1) <= vector) tile++;
@@ -59,7 +60,7 @@ inline void pack_vector(
           square[i] = zero();
           continue;
         }
-        const auto* from = activations + places[i] * inputs + at;
+        const auto* from = sources[i] + at;
         square[i] = (Vector)(at + P::kElements <= inputs ? P::load(from) : P::load_part(from, inputs - at));
       }
       transpose(square);
@@ -69,63 +70,80 @@ inline void pack_vector(
   }
 }
 
-// Adds the products of a block of inputs to the sums [kTileOutputs][stride] of one tile, or begins them.
-//
-// `weights` are the outputs' rows from the block on; `ahead_bytes` behind each lies what is asked for meanwhile, if
-// anything.
+// The weights of a tile's outputs from input `first` on.
+template <class P>
+struct TileWeights {
+  WeightRow<P> rows[kTileOutputs];
+  const char* factors[kTileOutputs];
+  int64_t first;
+};
+
+// Adds the products of a block of inputs to the sums [kTileOutputs][stride] of one tile, or begins them. `ahead_bytes`
+// behind each output's factors lies what is asked for meanwhile, if anything.
 template <int Vectors, class P>
 inline void add_tile(
     Vector* held, int64_t stride, bool begins, const typename P::Operand* activations, int64_t factors,
-    const char* const (&weights)[kTileOutputs], int64_t ahead_bytes) {
+    const TileWeights<P>& weights, int64_t ahead_bytes, const RowNumbers& about) {
   using Operand = typename P::Operand;
-  Vector sums[kTileOutputs][Vectors];
-#pragma GCC unroll 6
-  for (int output = 0; output < kTileOutputs; output++)
-#pragma GCC unroll 4
-    for (int i = 0; i < Vectors; i++) sums[output][i] = begins ? zero() : held[output * stride + i];
+  typename P::Sum sums[kTileOutputs][Vectors];
   const auto add = [&](int64_t factor) {
     Operand rows[Vectors];
 #pragma GCC unroll 4
     for (int i = 0; i < Vectors; i++) rows[i] = activations[factor * Vectors + i];
 #pragma GCC unroll 6
     for (int output = 0; output < kTileOutputs; output++) {
-      const Operand weight = P::spread(weights[output] + factor * kFactorBytes);
+      const Operand weight = P::spread(weights.factors[output] + factor * kFactorBytes);
 #pragma GCC unroll 4
       for (int i = 0; i < Vectors; i++) sums[output][i] = P::add_to(sums[output][i], rows[i], weight);
     }
   };
   constexpr int64_t kLineFactors = 64 / kFactorBytes;
-  int64_t factor = 0;
-  for (; factor + kLineFactors <= factors; factor += kLineFactors) {
-    if (ahead_bytes > 0) {
+  const int64_t span = weights.rows[0].count_additions(kFactorElements<P>);
+  for (int64_t factor = 0, begin = 0; factor < factors; begin = factor) {
 #pragma GCC unroll 6
-      for (int output = 0; output < kTileOutputs; output++)
-        _mm_prefetch(weights[output] + ahead_bytes + factor * kFactorBytes, _MM_HINT_T1);
+    for (int output = 0; output < kTileOutputs; output++)
+#pragma GCC unroll 4
+      for (int i = 0; i < Vectors; i++) sums[output][i] = P::begin(begins ? zero() : held[output * stride + i]);
+    const int64_t end = begin + std::min(span, factors - begin);
+    for (; factor + kLineFactors <= end; factor += kLineFactors) {
+      if (ahead_bytes > 0) {
+#pragma GCC unroll 6
+        for (int output = 0; output < kTileOutputs; output++)
+          _mm_prefetch(weights.factors[output] + ahead_bytes + factor * kFactorBytes, _MM_HINT_T1);
+      }
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kLineFactors; i++) add(factor + i);
     }
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < kLineFactors; i++) add(factor + i);
-  }
-  for (; factor < factors; factor++) add(factor);
+    for (; factor < end; factor++) add(factor);
+    const int64_t at = weights.first + begin * kFactorElements<P>;
+    const float* const all_totals = about.find_totals<P>(at);
 #pragma GCC unroll 6
-  for (int output = 0; output < kTileOutputs; output++)
+    for (int output = 0; output < kTileOutputs; output++)
 #pragma GCC unroll 4
-    for (int i = 0; i < Vectors; i++) held[output * stride + i] = sums[output][i];
+      for (int i = 0; i < Vectors; i++) {
+        Vector& sum = held[output * stride + i];
+        const auto totals = [&] { return load(all_totals + i * kLanes); };
+        sum = weights.rows[output].close(begins ? zero() : sum, sums[output][i], at, totals);
+      }
+    begins = false;
+  }
 }
 
 // Adds the products of a tile of outputs with all tiles of rows of a block.
 template <int Vectors, class P>
 inline void add_tiles(
     Vector* held, int64_t vectors, bool begins, const typename P::Operand* activations, int64_t padded_factors,
-    int64_t factors, const char* const (&weights)[kTileOutputs], int64_t ahead_bytes) {
+    int64_t factors, const TileWeights<P>& weights, int64_t ahead_bytes, const RowNumbers& about) {
   const Parts tiles = divide_vectors(vectors);
   for (int64_t tile = 0; tile < tiles.count(); tile++) {
     const int64_t vector = tiles.begin(tile);
     const auto* const from = activations + vector * padded_factors;
     const int64_t ahead = tile == 0 ? ahead_bytes : 0;
+    const RowNumbers own = about.from(vector * kLanes);
     if (tiles.size(tile) == Vectors)
-      add_tile<Vectors, P>(held + vector, vectors, begins, from, factors, weights, ahead);
+      add_tile<Vectors, P>(held + vector, vectors, begins, from, factors, weights, ahead, own);
     else if constexpr (Vectors > 1)
-      add_tile<Vectors - 1, P>(held + vector, vectors, begins, from, factors, weights, ahead);
+      add_tile<Vectors - 1, P>(held + vector, vectors, begins, from, factors, weights, ahead, own);
   }
 }
 
@@ -133,7 +151,7 @@ inline void add_tiles(
 template <class P>
 inline void store_panel(
     const Vector* held, int64_t vectors, const int32_t* places, int64_t rows, const Weight<P>& weight, int64_t first,
-    int64_t outputs, typename P::Element* out, int64_t out_stride) {
+    int64_t outputs, typename P::Element* out, int64_t out_stride, const RowNumbers& about) {
   for (int64_t row = 0; row < rows; row += kLanes) {
     const int64_t count = std::min(kLanes, rows - row);
     for (int64_t output = 0; output < outputs; output += kLanes) {
@@ -145,7 +163,8 @@ inline void store_panel(
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kLanes; i++) {
         const int64_t place = output + std::min(i, part - 1);
-        square[i] = weight.finish(held[place * vectors + row / kLanes], first + place);
+        const auto units = [&] { return load(about.numbers + row); };
+        square[i] = weight.finish(held[place * vectors + row / kLanes], first + place, units);
       }
       transpose(square);
       for (int64_t i = 0; i < count; i++) {
@@ -166,7 +185,8 @@ inline void store_panel(
 template <class P>
 inline void multiply_many(
     const int32_t* places, int64_t rows, const typename P::Operand* packed, const Weight<P>& weight, int64_t inputs,
-    int64_t first, int64_t end, typename P::Element* out, int64_t out_stride, Vector* held) {
+    int64_t first, int64_t end, typename P::Element* out, int64_t out_stride, Vector* held,
+    const RowNumbers& about) {
   using Operand = typename P::Operand;
   // Otherwise they are copied as what lanes multiply: made wider, or filled up with zeros.
   const bool are_weights_factors = P::kAreItemsFactors && inputs % kFactorElements<P> == 0;
@@ -183,11 +203,11 @@ inline void multiply_many(
       const int64_t factors = (count + kFactorElements<P> - 1) / kFactorElements<P>;
       const Operand* const activations = packed + vectors * blocks.begin(block) * kLanes;
       for (int64_t output = 0; output < outputs; output += kTileOutputs) {
-        const char* tile[kTileOutputs];
+        TileWeights<P> tile{.first = at};
         for (int64_t i = 0; i < kTileOutputs; i++) {
           // The last tile computes its last output several times.
-          const WeightRow<P> row = weight.row(std::min(first + output + i, end - 1));
-          tile[i] = reinterpret_cast<const char*>(row.items + at);
+          const WeightRow<P> row = tile.rows[i] = weight.row(std::min(first + output + i, end - 1));
+          tile.factors[i] = reinterpret_cast<const char*>(row.items + at);
           if (are_weights_factors) continue;
           const int64_t whole = count / P::kElements;
           for (int64_t operand = 0; operand < whole; operand += kWeightParts<P>)
@@ -196,12 +216,12 @@ inline void multiply_many(
             });
           if (whole < operands)
             copies[i][whole] = P::load_part(row.items + at + whole * P::kElements, count - whole * P::kElements);
-          tile[i] = reinterpret_cast<const char*>(copies[i]);
+          tile.factors[i] = reinterpret_cast<const char*>(copies[i]);
         }
         Vector* const to = held + output * vectors;
         const auto add = [&]<int Vectors>() {
           add_tiles<Vectors, P>(
-              to, vectors, block == 0, activations, operands * kLanes, factors, tile, ahead_bytes);
+              to, vectors, block == 0, activations, operands * kLanes, factors, tile, ahead_bytes, about);
         };
         if constexpr (kTileVectors > 2) {
           if (widths.largest() == 4) add.template operator()<4>();
@@ -211,7 +231,7 @@ inline void multiply_many(
         if (widths.largest() == 1) add.template operator()<1>();
       }
     }
-    store_panel<P>(held, vectors, places, rows, weight, first, outputs, out, out_stride);
+    store_panel<P>(held, vectors, places, rows, weight, first, outputs, out, out_stride, about);
   }
 }
 

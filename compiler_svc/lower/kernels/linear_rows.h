@@ -12,6 +12,7 @@ namespace kiln {
 
 constexpr int64_t kBlockRows = 128;    // at most: with 768 inputs 384 KiB of the second-level cache
 constexpr int64_t kBlockBytes = 3072;  // of a row, at most: with six rows 18 KiB of the first-level cache
+constexpr int64_t kMostGroup = 128;    // inputs that share factors
 
 // Something taken in as few parts as can be, as even as can be.
 struct Parts {
@@ -32,11 +33,25 @@ inline int64_t count_operands(int64_t inputs) {
   return (inputs + P::kElements - 1) / P::kElements;
 }
 
-// A row's operands in blocks, as they are added up.
+// A row's operands in blocks, as they are added up. Blocks of grouped weights are whole groups.
 template <class P>
 inline Parts divide_inputs(int64_t inputs) {
-  return {
-      count_operands<P>(inputs), kBlockBytes / static_cast<int64_t>(sizeof(typename P::Operand)), kWeightParts<P>};
+  const int64_t unit = P::kItemsPerByte > 1 ? std::min(inputs & -inputs, kMostGroup) / P::kElements : 1;
+  return {count_operands<P>(inputs), kBlockBytes / static_cast<int64_t>(sizeof(typename P::Operand)), unit};
+}
+
+// Calls `run(first, end)` for inputs that are added up in one sum.
+template <class P, class Run>
+inline void for_spans(int64_t inputs, int64_t span, const Run& run) {
+  if constexpr (!P::kIsInteger) return run(0, inputs);
+  const Parts blocks = divide_inputs<P>(inputs);
+  for (int64_t block = 0; block < blocks.count(); block++) {
+    const int64_t end = std::min(blocks.begin(block + 1) * P::kElements, inputs);
+    for (int64_t at = blocks.begin(block) * P::kElements, next; at < end; at = next) {
+      next = P::kItemsPerByte > 1 ? at + span : end;
+      run(at, next);
+    }
+  }
 }
 
 // Lists the rows that are live: of each of `groups` equal groups of rows the first `live[group]`, or all without `live`.

@@ -9,14 +9,22 @@
 
 namespace kiln {
 
+// Sums of floats go on from one span of inputs to the next.
+struct FloatSums {
+  using Sum = Vector;
+  static constexpr bool kIsInteger = false;
+  static Sum begin(Vector sums) { return sums; }
+};
+
 // What one instruction multiplies: some elements of a row, each with the same one of another row.
 //
 // Rows of weights consist of items of another type if they are quantized: their sums are multiplied by scales in the end,
 // or each of them by its group's.
 template <class ElementType, class ItemType = ElementType>
-struct Products {
+struct Products : FloatSums {
   using Element = ElementType;  // of activations and results
   using Item = ItemType;        // of weights
+  using Source = Element;       // of rows as they are multiplied
   using Operand = Vector;
   static constexpr int64_t kElements = kLanes;
   // Of one row at once. An output's additions wait for each other: with 16 bytes of weights each, or 8, longer than for
@@ -45,9 +53,10 @@ struct Products {
 #if defined(KILN_HAS_PAIRS)
 
 template <>
-struct Products<BFloat16, BFloat16> {
+struct Products<BFloat16, BFloat16> : FloatSums {
   using Element = BFloat16;
   using Item = BFloat16;
+  using Source = BFloat16;
   using Operand = __m512i;
   static constexpr int64_t kElements = 2 * kLanes;
   static constexpr int kRowOutputs = 1;
@@ -75,7 +84,7 @@ constexpr int64_t count_bytes(int64_t items) {
 
 // Operands that are loaded together: as many as 32 grouped weights are. Groups are whole, so that no part is left over.
 template <class P>
-constexpr int kWeightParts = P::kItemsPerByte > 1 ? 32 / static_cast<int>(kLanes) : 1;
+constexpr int kWeightParts = P::kItemsPerByte > 1 ? 32 / static_cast<int>(P::kElements) : 1;
 
 // Calls `run.operator()<Part>()` for each part.
 template <class P, class Run>
@@ -91,12 +100,15 @@ struct WeightRow {
   const typename P::Item* items;
   const float* scales;  // of grouped ones: of each group a factor, and what to add
   int64_t group_shift;  // a group has 2 to the power of it inputs
+  int64_t span;         // inputs whose products of integers are added up before factors multiply them
 
   // Operand `Part` of kWeightParts from input `at` on.
   template <int Part = 0>
   typename P::Operand load(int64_t at) const {
     if constexpr (P::kItemsPerByte == 1) {
       return P::load(items + at);
+    } else if constexpr (P::kIsInteger) {
+      return load_words<Part>(items + at / 2);
     } else {
       constexpr int kFirst = Part * kLanes % 16, kShift = Part * kLanes / 16 * 4;
       const auto* const from = reinterpret_cast<const __m128i*>(items + at / 2 + kFirst);
@@ -105,6 +117,25 @@ struct WeightRow {
       const Vector values = widen<kShift>(bytes, typename P::Item{});
       const float* const pair = scales + (at >> group_shift) * 2;
       return multiply_add(values, broadcast(pair[0]), broadcast(pair[1]));
+    }
+  }
+
+  // How many operands of so many elements each are added up in one sum.
+  int64_t count_additions(int64_t elements) const {
+    if constexpr (!P::kIsInteger) return INT64_MAX;
+    else if constexpr (P::kItemsPerByte == 1) return P::kMostAdditions;
+    else return span / elements;
+  }
+
+  // Adds the sum of a span that begins with input `at` to the sums before. `totals` are those of the row's integers.
+  Vector close(Vector sums, typename P::Sum added, int64_t at, const auto& totals) const {
+    if constexpr (!P::kIsInteger) {
+      return added;
+    } else if constexpr (P::kItemsPerByte == 1) {
+      return add(sums, P::to_floats(added));
+    } else {
+      const float* const pair = scales + (at >> group_shift) * 2;
+      return multiply_add(P::to_floats(added), broadcast(pair[0]), multiply_add(totals(), broadcast(pair[1]), sums));
     }
   }
 };
@@ -116,21 +147,26 @@ struct Weight {
   int64_t inputs;
   const float* scales;   // of a quantized one: of each output, or a single one, or of each output's groups
   int64_t scale_stride;  // from one output to the next
+  int64_t span = 0;      // as its rows'
 
   static constexpr bool kIsScaled = !std::is_same_v<typename P::Element, typename P::Item>;
   static constexpr bool kIsGrouped = P::kItemsPerByte > 1;
 
   WeightRow<P> row(int64_t output) const {
     const typename P::Item* const from = items + output * inputs / P::kItemsPerByte;
-    if constexpr (!kIsGrouped) return {from, nullptr, 0};
-    return {from, scales + output * scale_stride, __builtin_ctzll(2 * inputs / scale_stride)};
+    if constexpr (!kIsGrouped) return {from, nullptr, 0, 0};
+    return {from, scales + output * scale_stride, __builtin_ctzll(group()), span};
   }
+  int64_t group() const { return 2 * inputs / scale_stride; }
   const char* memory(int64_t output) const { return reinterpret_cast<const char*>(row(output).items); }
-  Vector finish(Vector sums, int64_t output) const {
+  // `units` are those of integers.
+  Vector finish(Vector sums, int64_t output, const auto& units) const {
+    if constexpr (P::kIsInteger) sums = multiply(sums, units());
     if constexpr (kIsScaled && !kIsGrouped)
-      return multiply(sums, broadcast(kUnit<typename P::Item> * scales[output * scale_stride]));
+      sums = multiply(sums, broadcast(kUnit<typename P::Item> * scales[output * scale_stride]));
     return sums;
   }
+  Vector finish(Vector sums, int64_t output) const { return finish(sums, output, zero); }
 };
 
 template <int Count, class Element>

@@ -41,7 +41,7 @@ CASES: Final[dict[str, tuple[int, dict[str, Any], str]]] = {
         E4M3 | {"activation_quantization_type": "dynamic", "torch_dtype": "bfloat16"},
         "float8_e4m3fn",
     ),
-    "int4": (pb.OPTIMIZATION_LEVEL_O1, {"quantization_dtype": "int4", "torch_dtype": "bfloat16"}, "uint8"),
+    "int4": (pb.OPTIMIZATION_LEVEL_O1, {"quantization_dtype": "int4"}, "uint8"),
 }
 SLOW: Final = ("f8e5m2", "f8e4m3-activations")
 

@@ -30,7 +30,10 @@ TOLERANCES: dict[DtypePair, float] = {
     (torch.bfloat16, torch.float8_e4m3fn): 8e-3,
     (torch.float16, torch.float8_e5m2): 1e-3,
     (torch.bfloat16, torch.uint8): 8e-3,
+    (torch.float32, torch.uint8): 5e-6,
 }
+#: Those whose products are of integers, with activations of 16 bits.
+INTEGERS: list[DtypePair] = [pair for pair in TOLERANCES if pair[1] in {torch.int8, torch.uint8}]
 #: From this number of live rows on, lanes are rows, and sums are added in another order.
 MANY_ROWS = 128
 
@@ -134,6 +137,15 @@ SHAPES: dict[str, list[tuple[int, int, Sequence[int]]]] = {
 }
 
 
+def keep(x: Tensor, pair: DtypePair) -> Tensor:
+    """What the kernel multiplies of rows, in float64."""
+    if pair not in INTEGERS:
+        return x.double()
+    largest = x.double().abs().amax(1, keepdim=True)
+    unit = torch.ldexp(torch.ones_like(largest), largest.log2().floor().clamp(min=-112) - 14)
+    return (x.double() / unit).round().clamp(-32767, 32767) * unit
+
+
 @pytest.mark.toolchain
 @pytest.mark.parametrize("pair", TOLERANCES, ids=lambda pair: name_function(*pair))
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
@@ -144,10 +156,42 @@ def test_results_are_those_of_a_wide_product(
         num_inputs = fit(pair, inputs)
         x = random(rows, num_inputs, dtype=pair[0])
         weights = [draw(pair, count, num_inputs) for count in outputs]
-        expected = x.double() @ torch.cat([weight.values for weight in weights]).T
+        values = torch.cat([weight.values for weight in weights]).T
+        expected = keep(x, pair) @ values
         for threads in (1, 2):
-            error = (multiply(x, weights, threads) - expected).abs().max() / expected.abs().max()
-            assert error < TOLERANCES[pair], (rows, inputs)
+            result = multiply(x, weights, threads)
+            assert (result - expected).abs().max() / expected.abs().max() < TOLERANCES[pair], (rows, inputs)
+        assert (result - x.double() @ values).abs().max() / expected.abs().max() < max(1e-4, TOLERANCES[pair])
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("pair", INTEGERS, ids=lambda pair: name_function(*pair))
+def test_integers_of_any_magnitude_neither_overflow_nor_vanish(multiply: Multiply, pair: DtypePair) -> None:
+    inputs = 4096
+    # The largest sums: of one sign, of items that are the farthest from zero, of magnitudes just below a power of two.
+    weight = Weight(torch.full((3, inputs), -128, dtype=torch.int8), torch.tensor([0.25]))
+    if pair[1] == torch.uint8:
+        groups = torch.tensor([0.25, 1.0]).repeat(3, inputs // GROUPS[0])
+        weight = Weight(torch.full((3, inputs // 2), 255, dtype=torch.uint8), groups)
+    magnitudes = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-126, 96)])
+    x = (magnitudes[:, None] * (1 - torch.finfo(pair[0]).eps)).to(pair[0]).repeat(1, inputs)
+    expected = keep(x, pair) @ weight.values.T
+    for part in (x, *x.split(1)[:: len(x) // 8]):
+        first = int((x[:, 0] == part[0, 0]).int().argmax())
+        result = multiply(part, [weight]).double()
+        torch.testing.assert_close(result, expected[first : first + len(part)], rtol=TOLERANCES[pair], atol=1e-36)
+    assert multiply(x, [weight])[0].eq(0).all()
+
+
+@pytest.mark.toolchain
+def test_items_of_quantized_activations_stay_what_they_are(multiply: Multiply) -> None:
+    """As `quantize_rows` leaves them: their products are those of integers."""
+    items = torch.randint(-128, 128, (130, 640), generator=torch.Generator().manual_seed(0))
+    weight = draw((torch.float32, torch.int8), 12, 640)
+    expected = (items @ weight.items.long().T) / 128
+    for rows in (3, 130):
+        result = multiply(items[:rows] / 128, [Weight(weight.items, torch.ones(1))])
+        assert result.equal(expected[:rows].float())
 
 
 @pytest.mark.toolchain
@@ -172,7 +216,7 @@ def test_numbers_that_are_none_come_out_as_they_are(multiply: Multiply, pair: Dt
     x[3, 7], x[129, 0] = float("nan"), float("inf")
     result = multiply(x, [weight])
     assert result[3].isnan().all()
-    assert result[129].isinf().all()
+    assert (result[129].isnan() if pair in INTEGERS else result[129].isinf()).all()
     assert result[[*range(3), *range(4, 129)]].isfinite().all()
 
 
