@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from bench.kernels.candidates import compile_driver
 from bundle.abi.formats import GROUPS
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.linear import DtypePair, compile_linear_kernel, name_function
 from execution.quantized_linear import dequantize
 from targets.cpu import X86_64
 from tests.kernel_library import link_kernel, list_isas, load_kernel
+from tests.tools import require_tool
 
 #: By the dtypes of activations and weights: each format's items once, and each dtype of activations with one of them.
 TOLERANCES: dict[DtypePair, float] = {
@@ -269,6 +272,31 @@ def test_with_tiles_a_row_depends_on_no_number_of_rows() -> None:
         expected = multiply(x, weights)
         for rows in (1, 2, 16, 17, 33, 127, 128, 257):
             assert multiply(x[:rows], weights).equal(expected[:rows]), rows
+
+
+#: Instructions that an instruction set has for products of two dtypes, and that the kernel is to use.
+INSTRUCTIONS: Final = {
+    ("x86-64-v3", ("float32", "int8")): "vpmaddwd",
+    ("x86-64-v4", ("float32", "int8")): "vpmaddwd",
+    ("x86-64-v4-vnni", ("float32", "int8")): "vpdpwssd",
+    ("x86-64-v4-vnni", ("float32", "uint8")): "vpdpwssd",
+    ("x86-64-v4-bf16", ("bfloat16", "bfloat16")): "vdpbf16ps",
+    ("x86-64-v4-amx", ("bfloat16", "bfloat16")): "tdpbf16ps",
+    ("x86-64-v4-amx", ("bfloat16", "int8")): "tdpbf16ps",
+}
+SHOWN: Final = (("x86-64-v3", ("float32", "int8")), ("x86-64-v4-vnni", ("float32", "int8")))
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("isa", "pair"), [pytest.param(*case, marks=[] if case in SHOWN else [pytest.mark.slow]) for case in INSTRUCTIONS]
+)
+def test_products_are_those_of_the_instruction_set(tmp_path: Path, isa: str, pair: tuple[str, str]) -> None:
+    program = compile_driver("linear", X86_64[isa], pair, tmp_path)
+    command = [require_tool("objdump"), "-d", "--no-show-raw-insn", program]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    register = "tmm" if INSTRUCTIONS[isa, pair].startswith("t") else "ymm" if isa == "x86-64-v3" else "zmm"
+    assert re.search(rf"\b{INSTRUCTIONS[isa, pair]} .*%{register}", code)
 
 
 class Guarded:
