@@ -60,7 +60,6 @@ class GraphSpec:
     def __post_init__(self) -> None:
         assert (self.num_blocks > 0) == (self.block_tokens > 0), "blocks have a number and a size"
         assert not (self.num_blocks and self.largest_step), "blocks are no rings"
-        assert self.skips_idle or not self.largest_step, "rings have no spare positions"
         assert list_flags().issuperset(self.optional_inputs), self.optional_inputs
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class GraphSpec:
         """Whether idle rows and padding write to a position behind those of sequences: a row of their own would count
         as much as a sequence. Blocks are small, rings have no such position, and code that skips them writes nothing.
         """
-        return not (self.skips_idle or self.num_blocks)
+        return not (self.skips_idle or self.num_blocks or self.largest_step)
 
     @property
     def samples_on_device(self) -> bool:

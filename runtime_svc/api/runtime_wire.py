@@ -200,9 +200,9 @@ def _policy_violation(value: pb.InFlightPolicy.ValueType, accepted: str) -> Fiel
     return FieldViolation("in_flight_policy", pb.InFlightPolicy.Name(value) if is_known else str(value), accepted)
 
 
-def _kept_to_pb(deployment: Deployment, measure: Callable[[Manifest], Counter[str]]) -> list[pb.KeptBytes]:
+def _kept_to_pb(deployment: Deployment, measure: Callable[[Manifest], Counter[str]]) -> list[pb.KeptMemory]:
     kept = Counter[str]() if deployment.bundle is None else measure(deployment.bundle.manifest)
-    return [pb.KeptBytes(format=name, size_bytes=size_bytes) for name, size_bytes in kept.items()]
+    return [pb.KeptMemory(format=name, size_bytes=size_bytes) for name, size_bytes in kept.items()]
 
 
 def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:

@@ -177,8 +177,8 @@ def deployment(**fields: object) -> runtime_pb2.Deployment:
         create_time=CREATED,
         weights_bytes=4_000_000,
         kv_bytes=1_000_000,
-        kept_weights=[runtime_pb2.KeptBytes(format="int8, a scale for each output", size_bytes=4_000_000)],
-        kept_kv=[runtime_pb2.KeptBytes(format="float8_e4m3fn", size_bytes=1_000_000)],
+        kept_weights=[runtime_pb2.KeptMemory(format="int8, a scale for each output", size_bytes=4_000_000)],
+        kept_kv=[runtime_pb2.KeptMemory(format="float8_e4m3fn", size_bytes=1_000_000)],
         **fields,  # type: ignore[arg-type]
     )
 

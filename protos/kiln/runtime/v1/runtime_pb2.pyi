@@ -216,11 +216,11 @@ class Deployment(_message.Message):
         """Time between two tokens of a sequence that chunks of prompts are chosen for; unset where none is."""
 
     @_builtins.property
-    def kept_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBytes]:
+    def kept_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptMemory]:
         """The weights by what they are kept as, over all ranks."""
 
     @_builtins.property
-    def kept_kv(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBytes]:
+    def kept_kv(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptMemory]:
         """The KV cache by what it is kept as, over all ranks."""
 
     def __init__(
@@ -243,8 +243,8 @@ class Deployment(_message.Message):
         followed_version: _builtins.str = ...,
         followed_digest: _builtins.str = ...,
         degraded: _builtins.bool = ...,
-        kept_weights: _abc.Iterable[Global___KeptBytes] | None = ...,
-        kept_kv: _abc.Iterable[Global___KeptBytes] | None = ...,
+        kept_weights: _abc.Iterable[Global___KeptMemory] | None = ...,
+        kept_kv: _abc.Iterable[Global___KeptMemory] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load", "target_inter_token_latency", b"target_inter_token_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -255,8 +255,8 @@ class Deployment(_message.Message):
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
 
 @_typing.final
-class KeptBytes(_message.Message):
-    """KeptBytes are the parts of a deployment's memory that are kept in one way."""
+class KeptMemory(_message.Message):
+    """KeptMemory is the part of a deployment's memory that is kept in one way."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -278,7 +278,7 @@ class KeptBytes(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeptBytes: _TypeAlias = KeptBytes  # noqa: Y015
+Global___KeptMemory: _TypeAlias = KeptMemory  # noqa: Y015
 
 @_typing.final
 class RoleStatus(_message.Message):

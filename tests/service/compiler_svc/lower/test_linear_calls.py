@@ -188,4 +188,5 @@ def test_a_library_multiplies_by_quantized_weights(tmp_path: Path, lowerings: Fo
     executable = lower_module(lowerings, tmp_path, model, (x, last), num_state=1)
     with open_library(executable, model.state_dict()) as library:
         (result,) = library.run([x, last])
-    torch.testing.assert_close(result, expected)
+    # The library rounds activations to 16 bits.
+    assert (result - expected).abs().max() / expected.abs().max() < 1e-4

@@ -45,6 +45,7 @@ WITHOUT_EFFECT = {
     "execution/step.py": "runs executables, for the golden check",
     "execution/text": "tries the tokenizer and the chat template, and changes neither",
     "execution/threads.py": "how many threads run",
+    "execution/visible_cores.py": "where ranks run, for the golden check",
     "targets/errors.py": "errors leave no bundle",
     "targets/isa.py": "the instruction set is part of every key",
     "targets/neuron.py": "nothing is made for it yet",

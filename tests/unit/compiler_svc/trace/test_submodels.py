@@ -121,7 +121,7 @@ def test_state_of_several_ranks(tp_degree: int, kv_heads: tuple[tuple[int, ...],
     assert (layout.kv_heads_by_rank, layout.num_slots) == (kv_heads, 6)
     assert [tensor.name for tensor in layout.tensors] == ["k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1"]
     for tensor in layout.tensors:
-        assert (tensor.dtype, tensor.shape) == ("bfloat16", (7, len(kv_heads[0]), 64, 8))
+        assert (tensor.dtype, tensor.shape) == ("bfloat16", (6, len(kv_heads[0]), 64 + 1, 8))
         assert tensor.axes == ("slot", "kv_head", "position", "head_dim")
 
 
@@ -152,18 +152,18 @@ def test_state_of_layers_with_a_window_is_a_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "changes"),
+    ("window", "changes", "positions"),
     [
-        (9, {}),
-        (9, {"num_blocks": 8, "block_tokens": 8}),
-        (9, {"largest_step": 48}),
-        (64, {"largest_step": 1}),
-        (1000, {"largest_step": 16}),
+        (9, {}, 64 + 1),
+        (9, {"num_blocks": 8, "block_tokens": 8}, 8),
+        (9, {"largest_step": 48}, 64),
+        (64, {"largest_step": 1}, 64),
+        (1000, {"largest_step": 16}, 64),
     ],
     ids=["target without rings", "blocks", "long steps", "long window", "longer window"],
 )
-def test_state_of_other_layers_has_all_positions(window: int, changes: dict[str, Any]) -> None:
+def test_state_of_other_layers_has_all_positions(window: int, changes: dict[str, Any], positions: int) -> None:
     layout = describe_state(make_sliding_spec(window, **changes))
-    assert {tensor.shape[2] for tensor in layout.tensors} == {changes.get("block_tokens", 64)}
+    assert {tensor.shape[2] for tensor in layout.tensors} == {positions}
     assert {tensor.window for tensor in layout.tensors} == {0}
     assert layout.max_rewound_tokens is None
