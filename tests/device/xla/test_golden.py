@@ -79,8 +79,7 @@ def check(
             write_shards(plan, (weights or tiny).checkpoint, {rank: file})
     runner.open(MAKE_MODULE, documents, shards)
     steps = RankSteps(runner.run, manifest.tokens.vocab_size)
-    quantization = model_changes.quantization
-    return compare_steps(manifest, steps, tiny.checkpoint, method="xla_cpu", quantization=quantization)
+    return compare_steps(manifest, steps, tiny.checkpoint, method="xla_cpu", changes=model_changes)
 
 
 def describe(tiny: TinyModel, spec: GraphSpec) -> Manifest:
