@@ -13,6 +13,8 @@ _GIB: Final = 1 << 30
 #: Graphs for Neuron order up to so many candidates by comparing each with each. More of them need a sort, which
 #: neuronx-cc refuses for trn2 and trn3 (NCC_EVRF029).
 MAX_CANDIDATES: Final = 1024
+#: From this length of sequences on, NxD Inference has other settings of neuronx-cc and of libnrt.
+LONG_CONTEXT_TOKENS: Final = 32 * 1024
 
 
 class TopKRecord(NamedTuple):
@@ -40,7 +42,7 @@ NEFF: Final = ExecutableFormat(
     meeting_variable="NEURON_RT_ROOT_COMM_ID",
     # The documents name three defaults of libnrt, 2, 30 and 600 s. Most steps take a second at most, and a hang never
     # ends; NxD Inference waits 600 s where contexts are as long as here.
-    step_timeouts=((0, 30.0), (32_768, 600.0)),
+    step_timeouts=((0, 30.0), (LONG_CONTEXT_TOKENS, 600.0)),
     # A minute for its turn to call nrt_init, one for a core that another process gives back, and one for the calls.
     load_timeout_s=180.0,
     fixed_code_bytes=8 << 20,

@@ -10,9 +10,9 @@ import msgspec
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import DType
 from bundle.manifest import TargetKind
+from targets.neuron import LONG_CONTEXT_TOKENS
 
-#: From this context length on, NxD Inference sets a page size if the configuration does not.
-LONG_CONTEXT_TOKENS: Final = 32 * 1024
+#: The page size of long contexts if the configuration sets none.
 LONG_CONTEXT_PAGE_SIZE: Final = 1024
 
 #: From this context length on, and with two physical cores to a logical one, NxD Inference compiles prompts without
