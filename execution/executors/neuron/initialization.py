@@ -109,7 +109,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
     except FileNotFoundError:
