@@ -56,7 +56,10 @@ def _render(class_name: str, table: ConfigTable, attribute: Attribute, rules: It
     keywords = [name for path, name in _KEYWORDS.items() if path in _find_paths(table, attribute)]
     return {
         "name": f"{class_name}.{attribute.name}",
-        "also": [("not " if one.negated else "") + one.name for one in attribute.aliases] + keywords,
+        # A name may be one of the object's own and one of NeuronConfig's, too.
+        "also": list(
+            dict.fromkeys([*(("not " if one.negated else "") + one.name for one in attribute.aliases), *keywords])
+        ),
         "takes": attribute.domain.accepted,
         "default": _default(attribute),
         "rules": [_without_values(rule) for rule in rules if _is_about(rule, attribute, table)],
