@@ -82,6 +82,8 @@ def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator
         yield f"{path} has shards of ranks {ranks} at tp {tp_degree}"
     if len({shard.blob is None for shard in weight_set.shards}) > 1:
         yield f"{path} has shards with blob and shards without"
+    if weight_set.is_mutable and any(shard.blob is not None for shard in weight_set.shards):
+        yield f"{path} is mutable and has a blob"
     for shard in weight_set.shards:
         if (shard.blob is None) != (shard.size_bytes == 0):
             blob = "no blob" if shard.blob is None else "a blob"

@@ -142,11 +142,21 @@ class WeightShard(_Record, frozen=True):
     tensors: tuple[WeightTensor, ...]
 
 
-class WeightSet(_Record, frozen=True):
-    """Weights that belong together, one shard for each rank. A plain model has only the set `model`."""
+#: The weight set of the model itself, which LoadWeights replaces.
+MODEL_WEIGHTS: Final = "model"
+#: The mutable weight set of LoRA adapters. The first axis of each of its tensors is the adapter's slot.
+ADAPTER_WEIGHTS: Final = "adapters"
+
+
+class WeightSet(_Record, frozen=True, omit_defaults=True):
+    """Weights that belong together, one shard for each rank. A plain model has only the set `MODEL_WEIGHTS`.
+
+    A mutable set has no blobs: executors make its tensors, of zeros, and write them between steps.
+    """
 
     name: str
     shards: tuple[WeightShard, ...]
+    is_mutable: bool = False
 
 
 class Sampling(_Record, frozen=True):
@@ -293,8 +303,8 @@ class Manifest(_Record, frozen=True):
         return all(shard.blob is not None for shard in self.shards())
 
     def shards(self) -> Iterator[WeightShard]:
-        """Yields the shards of every weight set and rank."""
-        return (shard for weight_set in self.weight_sets for shard in weight_set.shards)
+        """Yields the shards of every rank and weight set, but for mutable ones, which have no blobs."""
+        return (shard for one in self.weight_sets if not one.is_mutable for shard in one.shards)
 
     def executables_of(self, submodel: SubmodelName) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""

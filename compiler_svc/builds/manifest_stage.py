@@ -9,6 +9,7 @@ from bundle.abi.digest import compute_graph_abi_digest
 from bundle.manifest import (
     ABI_VERSION,
     DEFAULT_CHAT_TEMPLATE,
+    MODEL_WEIGHTS,
     Manifest,
     Tokenizer,
     TokenizerFile,
@@ -20,7 +21,6 @@ from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
 from compiler_svc.builds.neuron_files import name_cores
 from compiler_svc.planning.weights_fit import MODEL_ATTRIBUTES
-from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
@@ -45,7 +45,7 @@ def describe_bundle(
         toolchain=spec.toolchain.read_versions(),
         tp_degree=model.tp_degree,
         executables=described,
-        weight_sets=(WeightSet(name=WEIGHT_SET, shards=tuple(shards)),),
+        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=tuple(shards)),),
         state=describe_state(model),
         sampling=plan.sampling,
         limits=plan.limits,

@@ -96,6 +96,10 @@ class ModelDescription:
             named = self._locate(named)
         return (*named, *([RANK_PARAMETER] if tp_degree > 1 else []))
 
+    def adapter_parameters(self) -> tuple[ParameterSpec, ...]:
+        """All tensors of every rank's adapters, in the order of the linear layers."""
+        return tuple(chain.from_iterable(one.adapter_parameters() for one in self.linears()))
+
     def _locate(self, parameters: Iterator[ParameterSpec]) -> Iterator[ParameterSpec]:
         """The parameters with the checkpoint's names."""
         matrices = {f"{linear.name}.{kind}" for linear in self.linears() for kind in ("weight", "scale")}

@@ -22,6 +22,11 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """No checkpoint has it: it is zero until a runtime writes it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transposed:
     """A matrix whose axes the checkpoint has the other way round."""
 
@@ -117,7 +122,8 @@ class RankSource:
     """The number of the rank that a shard is for."""
 
 
-Source = Stored | Transposed | Sliced | Items | Scales | Compressed | Joined | RopeSource | SlopeSource | RankSource
+_Derived = RopeSource | SlopeSource | RankSource
+Source = Stored | Transposed | Sliced | Items | Scales | Compressed | Joined | _Derived | Written
 
 
 def join(*parts: Part) -> Part | Joined:

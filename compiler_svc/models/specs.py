@@ -14,7 +14,7 @@ from bundle.manifest import TensorLayout
 from compiler_svc.models.divisions import Axis, ByHeads, group_axis
 from compiler_svc.models.parameters import MemoryGroup, ParameterSpec
 from compiler_svc.models.rope_config import LongRope, RopeConfig
-from compiler_svc.models.sources import Items, RopeSource, Scales, Sliced, SlopeSource, Stored, join
+from compiler_svc.models.sources import Items, RopeSource, Scales, Sliced, SlopeSource, Stored, Written, join
 from compiler_svc.models.state import StateSpec
 
 
@@ -28,6 +28,14 @@ class ModuleSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSlots:
+    """Room for LoRA adapters beside a linear layer: for so many, whose ranks are at most `rank`."""
+
+    slots: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
     """A linear layer: a matrix [outputs, inputs], and maybe a bias [outputs].
 
@@ -37,7 +45,8 @@ class LinearSpec:
     `slices` is what of the checkpoint's modules the outputs are, in order; none: the module of the same name. `parts`
     are the layers instead whose outputs it has one after another, as in a fused projection. With a `format`, a row of
     `bundle.abi.formats`, the matrix is quantized, that of each part by itself; with `activations`, a row of
-    `ACTIVATION_FORMATS`, so is each row that it multiplies. LoRA adapters may change the layer if `is_adaptable`.
+    `ACTIVATION_FORMATS`, so is each row that it multiplies. LoRA adapters may change the layer if `is_adaptable`,
+    and do if there are `adapters`; those of a fused projection change its parts.
     """
 
     name: str
@@ -52,6 +61,7 @@ class LinearSpec:
     format: str = ""
     activations: str = ""
     layout: TensorLayout = "row_major"
+    adapters: AdapterSlots | None = None
 
     @property
     def module(self) -> str:
@@ -96,6 +106,18 @@ class LinearSpec:
             group=self.group,
             dtype="float32",
         )
+
+    def adapter_parameters(self) -> Iterator[ParameterSpec]:
+        """A [slots, rank, inputs] and B [slots, outputs, rank] of the layer's adapters, or of its parts'; they add
+        B(A x) to its outputs.
+        """
+        for part in self.parts or (self,):
+            if part.adapters is None:
+                continue
+            slots, rank = Axis(part.adapters.slots), Axis(part.adapters.rank)
+            matrices = {"lora_A": (slots, rank, part.inputs), "lora_B": (slots, part.outputs, rank)}
+            for kind, axes in matrices.items():
+                yield ParameterSpec(name=f"{part.name}.{kind}", axes=axes, source=Written(), group=part.group)
 
     def list_stored(self, kind: str) -> Iterator[Sliced]:
         """What its outputs are of the checkpoint's tensors of a kind."""

@@ -11,11 +11,13 @@ from bundle.abi.tensor import DType
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly, join_axes
 from compiler_svc.models.parameters import MemoryGroup
-from compiler_svc.models.specs import AttentionSpec, LayerSpec, LinearSpec
+from compiler_svc.models.specs import AdapterSlots, AttentionSpec, LayerSpec, LinearSpec
 from compiler_svc.models.state import KeptAs, StateSpec
 
 #: A format whose groups are as large as each layer allows.
 INT4: Final = "int4"
+#: Names every linear layer that adapters may change, as in PEFT.
+ALL_LINEAR: Final = "all-linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,21 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """LoRA adapters may change the linear layers that `targets` name: by whole names, their last parts, or all that are
+    adaptable by `ALL_LINEAR`, or by none.
+    """
+
+    slots: AdapterSlots
+    targets: tuple[str, ...] = ()
+
+    def may_change(self, linear: LinearSpec) -> bool:
+        """Whether they may change a layer."""
+        named = {ALL_LINEAR, linear.module, linear.name}
+        return linear.is_adaptable and (not self.targets or not named.isdisjoint(self.targets))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChanges:
     """What a configuration changes in the description of a model: all that plans and builds do to it, by the functions
     below.
@@ -52,6 +69,7 @@ class ModelChanges:
     attention_dtype: DType | None = None
     kept: KeptAs | None = None
     quantization: Quantization | None = None
+    adapters: Adapters | None = None
 
     def apply(self, description: ModelDescription) -> ModelDescription:
         """Describes the model with the changes."""
@@ -63,6 +81,8 @@ class ModelChanges:
             description = _change_states(description, self.change_state)
         if self.quantization is not None:
             description = quantize(description, self.quantization)
+        if self.adapters is not None:
+            description = with_adapters(description, self.adapters)
         return description
 
     def change_state(self, state: StateSpec) -> StateSpec:
@@ -102,6 +122,17 @@ def quantize(description: ModelDescription, quantization: Quantization) -> Model
         if not takes:
             return linear
         return replace(linear, format=_choose_format(quantization.format, linear), activations=quantization.activations)
+
+    return _change_linears(description, change)
+
+
+def with_adapters(description: ModelDescription, adapters: Adapters) -> ModelDescription:
+    """Some linear layers have room for adapters; of a fused one, those of its parts that they may change."""
+
+    def change(linear: LinearSpec) -> LinearSpec:
+        if linear.parts:
+            return replace(linear, parts=tuple(map(change, linear.parts)))
+        return replace(linear, adapters=adapters.slots) if adapters.may_change(linear) else linear
 
     return _change_linears(description, change)
 

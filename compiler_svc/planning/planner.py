@@ -16,6 +16,7 @@ from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.transforms import ALL_LINEAR
 from compiler_svc.planning.adapters import read_adapters
 from compiler_svc.planning.admission import (
     BuildRequest,
@@ -35,7 +36,6 @@ from compiler_svc.planning.memory import MemoryModel, PlannedModel, RankMemory, 
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
 from compiler_svc.planning.variation import Variations
-from compiler_svc.planning.weights import ALL_LINEAR
 from compiler_svc.remote.urls import NO_URLS, UrlSettings
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory

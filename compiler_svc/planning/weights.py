@@ -9,7 +9,7 @@ divides the layer's outputs, A if it divides its inputs. Every rank holds the ot
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bundle.abi.tensor import DTYPES
@@ -17,15 +17,13 @@ from compiler_svc.config import NeuronConfig
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, Evenly, share_of
 from compiler_svc.models.parameters import MemoryGroup, ParameterSpec
-from compiler_svc.models.specs import LinearSpec
+from compiler_svc.models.specs import AdapterSlots, LinearSpec
+from compiler_svc.models.transforms import Adapters
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.headers import TensorHeader
 
 #: In the order of PlanCompile's answer.
 WEIGHT_GROUPS: Final = tuple(str(group) for group in MemoryGroup)
-
-#: Stands for every linear layer that adapters may change.
-ALL_LINEAR: Final = "all-linear"
 
 
 def measure_weights(plan: WeightPlan) -> dict[str, int]:
@@ -92,23 +90,14 @@ def measure_adapters(
     lora = config.lora_config
     if lora is None:
         return 0
-    targets = frozenset(lora.target_modules)
+    slots = AdapterSlots(slots=max(lora.max_loras, num_adapters), rank=max(lora.max_lora_rank, largest_rank))
+    adapters = Adapters(slots=slots, targets=lora.target_modules)
     items = sum(
         _count_adapter_items(linear, config.tp_degree, is_sharded=lora.lora_shard_linear_layer)
         for linear in description.linears()
-        if is_adapted(linear, targets)
+        if adapters.may_change(linear)
     )
-    num_adapters, largest_rank = max(lora.max_loras, num_adapters), max(lora.max_lora_rank, largest_rank)
-    return num_adapters * items * largest_rank * item_bytes_of(config.torch_dtype)
-
-
-def is_adapted(linear: LinearSpec, targets: Collection[str]) -> bool:
-    """Whether adapters change a linear layer. Targets are names of modules, whole or their last part, or `ALL_LINEAR`;
-    empty for all that adapters may change.
-    """
-    return linear.is_adaptable and (
-        not targets or ALL_LINEAR in targets or linear.module in targets or linear.name in targets
-    )
+    return slots.slots * items * slots.rank * item_bytes_of(config.torch_dtype)
 
 
 def item_bytes_of(dtype: str) -> int:

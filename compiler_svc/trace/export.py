@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import torch.fx.config
@@ -14,16 +13,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from bundle.digest import sha256_bytes
-from bundle.manifest import ConstantBinding
+from bundle.manifest import MODEL_WEIGHTS, ConstantBinding
 from compiler_svc.lower.graph_text import render_argument, render_call, render_value
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
 from compiler_svc.trace.submodels import ExecutableSpec
-
-#: Name of a plain model's only weight set.
-WEIGHT_SET: Final = "model"
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ def bind_constants(program: ExportedProgram, plan: WeightPlan) -> tuple[Constant
         tensor = source.target.removeprefix("core.")
         assert source.kind == InputKind.PARAMETER, f"{source.kind.name} {source.target} is in no weight set"
         assert tensor in names, f"{source.target} is in no weight set"
-        bindings.append(ConstantBinding(name=source.target, weight_set=WEIGHT_SET, tensor=tensor))
+        bindings.append(ConstantBinding(name=source.target, weight_set=MODEL_WEIGHTS, tensor=tensor))
     return tuple(bindings)
 
 

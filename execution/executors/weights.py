@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bundle.errors import FieldViolation
 from bundle.host.shortage import find_shortage
-from bundle.manifest import Manifest, WeightShard
+from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightShard
 from execution.dtypes import dtype_name
 from execution.errors import WeightsInvalid, WeightsNotStaged
-
-#: The weight set of a plain model, which staging replaces.
-MODEL_WEIGHTS: Final = "model"
 
 
 def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:

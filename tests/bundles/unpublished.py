@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.digest import sha256_file
-from bundle.manifest import Manifest, WeightSet, WeightShard
+from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightSet, WeightShard
 from compiler_svc.lower.program import save_program
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.sharding.writer import write_shards
-from compiler_svc.trace.export import WEIGHT_SET, export_submodel
+from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -65,7 +65,7 @@ def make_bundle(
         executables=executables,
         architecture=spec.description.architecture,
         tp_degree=spec.tp_degree,
-        weight_sets=(WeightSet(name=WEIGHT_SET, shards=shards),),
+        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=shards),),
         state=describe_state(spec),
         sampling=spec.sampling,
         tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, spec.description.vocab_size),

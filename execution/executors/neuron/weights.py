@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bundle.manifest import Manifest
+from bundle.manifest import MODEL_WEIGHTS, Manifest
 from execution.errors import WeightsNotStaged
 from execution.executors.neuron.device import DeviceTensor, NeuronDevice
-from execution.executors.weights import MODEL_WEIGHTS, map_weights
+from execution.executors.weights import map_weights
 
 #: By weight set and name.
 _Weights = dict[tuple[str, str], DeviceTensor]
