@@ -6,7 +6,8 @@ what comes out, as NxD's quantized layers do. `kiln::argmax` and `kiln::topk` ar
 into reductions and sorts; a compiler that has its own passes them to `register_operators`.
 
 torch-xla does not functionalize graphs for Neuron, because torch-neuronx does not let it. Operators of torch that then
-give other values, or fail in a way that does not name them, are refused.
+give other values, or fail in a way that does not name them, are refused. Comparisons with a number stay in the dtype of
+the tensor: torch-xla would make them of 64-bit integers, which neuronx-cc has got wrong before.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 
 
+#: Comparisons below `aten`, of a tensor and a number, or of two tensors.
+_COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
 class OperatorRefused(Exception):
     """A module calls an operator that graphs for Neuron cannot have.
 
@@ -95,24 +100,37 @@ def _refuse(operator: str, accepted: str) -> Callable[..., NoReturn]:
     return run
 
 
+def _compare_tensors(name: str) -> Callable[[Tensor, float], Tensor]:
+    compare: Callable[[Tensor, Tensor], Tensor] = getattr(torch.ops.aten, name).Tensor
+
+    def run(self: Tensor, other: float) -> Tensor:
+        dtype = torch.result_type(self, other)
+        return compare(self, torch.full((), other, dtype=dtype, device=self.device))
+
+    return run
+
+
 @contextmanager
 def register_operators(**own: Callable[..., Any]) -> Iterator[None]:
-    """Registers operators for tensors of XLA devices, and those that raise `OperatorRefused`, until the block ends.
+    """Registers operators for tensors of XLA devices, comparisons, and those that raise `OperatorRefused`, until the
+    block ends.
 
     `own` has implementations by the names of operators in `kiln`, in place of those here or of the operator's own. They
     take and give what the operators' schemas say: `argmax(values)` gives int32 places, `topk(values, count)` values and
     int32 places, largest first; which of equal values it takes, and in what order, is open. Both get float32 alone.
     """
     library = torch.library.Library("kiln", "IMPL")  # type: ignore[no-untyped-call]
-    refused = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    torchs = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         # Under the key XLA, slices of a cache would be gathers from it, by tables that the host makes.
         library.impl("attend", attend, "AutogradXLA")  # type: ignore[no-untyped-call]
         for name, run in {**_OPERATORS, **own}.items():
             library.impl(name, run, "XLA")  # type: ignore[no-untyped-call]
         for name, accepted in REFUSED.items():
-            refused.impl(name, _refuse(name, accepted), "XLA")  # type: ignore[no-untyped-call]
+            torchs.impl(name, _refuse(name, accepted), "XLA")  # type: ignore[no-untyped-call]
+        for name in _COMPARISONS:
+            torchs.impl(f"{name}.Scalar", _compare_tensors(name), "XLA")  # type: ignore[no-untyped-call]
         yield
     finally:
-        for one in (library, refused):
+        for one in (library, torchs):
             one._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001 - the only way to unregister

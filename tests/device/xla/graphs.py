@@ -19,9 +19,8 @@ from tests.device.xla.hlo import Instruction, parse
 
 #: Types that Neuron's compiler takes without a thought. u8 holds truth values on their way to `and` and `or`.
 TYPES: Final = {"f32", "bf16", "s32", "u8", "pred"}
-#: What may have 64 bits: torch-xla compares an index with a number in s64. Such numbers are not added or sorted, and
-#: index nothing.
-WIDE_OPS: Final = {"constant", "parameter", "convert", "broadcast", "reshape", "compare"}
+#: What may have 64 bits: torch-xla's own lowerings of indexing compare each index with 0 in s64.
+WIDE_OPS: Final = {"constant", "convert", "broadcast", "compare"}
 #: Items of quantized weights and caches, which are moved and converted, and nothing else.
 ITEM_TYPES: Final = {"s8", "f8e4m3fn", "f8e5m2"}
 ITEM_OPS: Final = {
@@ -136,6 +135,10 @@ def check_instructions(instructions: Sequence[Instruction], state_sizes: Collect
     def of(*ops: str) -> list[Instruction]:
         return [one for one in instructions if one.op in ops]
 
+    # What has 64 bits is compared, and not narrowed: neuronx-cc 2.26 folds such casts into wrong results.
+    places = [one for one in of("custom-call") if is_of_call(one, "s64")]
+    narrowed = [one for one in of("convert") if "s64" in one.operand_dtypes and "s64" not in one.dtypes]
+    assert len(narrowed) == len(places), [one.text for one in narrowed]
     assert [one.text for one in of(*REFUSED_OPS)] == []
     assert [one.text for one in instructions if "<=" in one.text.partition(" = ")[2].partition("(")[0]] == []
     assert [one.text for one in of("custom-call") if find_call(one) not in CALLS] == []
