@@ -92,7 +92,7 @@ def _trace(submodel: Submodel) -> TracedSubmodel:
         outputs = module(**inputs)
     assigned = {name: module.get_buffer(name) for name in state}
     written = {name for name, version in _read_versions(state).items() if version != versions[name]}
-    kept = written | {name for name, tensor in assigned.items() if tensor is state[name]}
+    kept = written | {name for name, tensor in assigned.items() if tensor is state[name]} - submodel.reads
     results = [*outputs, *assigned.values()]
     graph: bytes = library._get_xla_tensors_hlo_proto(results)  # noqa: SLF001 - as above
     read = set(library._get_tensors_xla_device_data_node(results)[0])  # noqa: SLF001 - as above

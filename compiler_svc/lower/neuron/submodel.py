@@ -14,7 +14,8 @@ from bundle.manifest import TensorSpec
 @dataclass(frozen=True, kw_only=True)
 class Submodel:
     """A submodel of one rank. Its module takes inputs by name, each None by default, and returns outputs in their order
-    here. State are buffers, which it assigns anew; weights are parameters under the names of the shard.
+    here. State are buffers, which it assigns anew, but for those that `reads` names, which other submodels write.
+    Weights are parameters under the names of the shard.
     """
 
     module: nn.Module
@@ -23,6 +24,7 @@ class Submodel:
     outputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...]
     weights: frozenset[str]
+    reads: frozenset[str] = frozenset()
 
     def put_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Makes tensors the buffers that the next step reads."""

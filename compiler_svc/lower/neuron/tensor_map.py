@@ -39,6 +39,9 @@ def map_tensors(metaneff: Any, submodel: Submodel) -> TensorMap:
     for place, tensor in enumerate(metaneff.input_tensors):
         kind, dtype = _KINDS.get(tensor.type), _DTYPES.get(tensor.data_type)
         name = _decode(tensor.user_input_key if kind == "input" else tensor.checkpoint_key)
+        if kind == "weight" and name in submodel.reads:
+            # For a tracer, a buffer that no operation writes may be a weight.
+            kind = "state"
         if kind is None or dtype is None:
             mistakes.append(f"input{place} {name!r} has type {tensor.type} and data type {tensor.data_type}")
             continue
@@ -71,7 +74,7 @@ def map_tensors(metaneff: Any, submodel: Submodel) -> TensorMap:
 def _compare(inputs: list[NeffInput], outputs: list[NeffOutput], submodel: Submodel) -> Iterator[str]:
     written = {one.tensor for one in outputs if one.kind == "state"}
     for spec in submodel.state:
-        if spec.name not in written:
+        if spec.name not in written | submodel.reads:
             yield str(find_unaliased(spec.name))
     for found, specs, noun in (
         ([one for one in inputs if one.kind == "input"], submodel.inputs, "input"),

@@ -101,6 +101,10 @@ def test_an_operation_that_torch_xla_does_not_lower(tmp_path: Path) -> None:
         check(tmp_path, "tests.neuron.refused_modules:make_fallback")
 
 
+def test_a_buffer_that_other_graphs_write(tmp_path: Path) -> None:
+    assert check(tmp_path, "tests.neuron.refused_modules:make_read_buffer") == ()
+
+
 def test_an_operator_that_differs_without_functionalization(tmp_path: Path) -> None:
     with pytest.raises(NeuronTraceFailed, match=r"aten::split_with_sizes .* accepted: tensor_split"):
         check(tmp_path, "tests.neuron.refused_modules:make_refused_operator")

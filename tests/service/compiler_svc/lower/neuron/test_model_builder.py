@@ -283,6 +283,11 @@ class TestWhatUpstreamRefuses:
         with pytest.raises(NeuronGraphRefused, match=f"would refuse token_generation_32: .*{finding}"):
             compile_here(job)
 
+    def test_a_buffer_that_other_graphs_write(self, stage_one: Stage, compile_here: Compile) -> None:
+        made = compile_here(stage_one(make_module="tests.neuron.refused_modules:make_read_buffer"))
+        read = {one.tensor for one in made.program.inputs if one.kind == "state"}
+        assert read - {one.tensor for one in made.program.outputs if one.kind == "state"} == {"k_cache.0"}
+
     def test_tensors_beyond_a_core(
         self, stage_one: Stage, compile_here: Compile, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +33,9 @@ def tensor(kind: int, name: str, data_type: int, *shape: int) -> Any:
     return SimpleNamespace(type=kind, data_type=data_type, shape=shape, **keys)
 
 
-def read(inputs: list[Any], outputs: list[Any], aliases: dict[int, int]) -> TensorMap:
+def read(inputs: list[Any], outputs: list[Any], aliases: dict[int, int], submodel: Submodel = SUBMODEL) -> TensorMap:
     metaneff = SimpleNamespace(input_tensors=inputs, output_tensors=outputs, output_aliases_to=aliases)
-    return map_tensors(metaneff, SUBMODEL)
+    return map_tensors(metaneff, submodel)
 
 
 INPUTS = [tensor(1, "input_ids", 2, 1, 4), tensor(2, "k_cache.0", 14, 2, 3), tensor(3, "lm_head.weight", 1, 9, 2)]
@@ -55,6 +56,18 @@ def test_what_is_whose(*, state_first: bool) -> None:
     place = int(state_first)
     assert logits == NeffOutput(name=f"output{place}", kind="output", tensor="logits", dtype="float32", shape=(1, 9))
     assert (cache.name, cache.tensor, cache.alias) == (f"output{1 - place}", "k_cache.0", "input1")
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+def test_state_that_other_graphs_write(kind: int) -> None:
+    inputs = [INPUTS[0], tensor(kind, "k_cache.0", 14, 2, 3), INPUTS[2]]
+    found = read(inputs, OUTPUTS[:1], {}, replace(SUBMODEL, reads=frozenset({"k_cache.0"})))
+    assert found.mistakes == ()
+    assert [(one.kind, one.tensor) for one in found.inputs[1:]] == [
+        ("state", "k_cache.0"),
+        ("weight", "lm_head.weight"),
+    ]
+    assert [one.kind for one in found.outputs] == ["output"]
 
 
 @pytest.mark.parametrize(
