@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import Signals
 from typing import Final
 
 from bundle.errors import FieldViolation, KilnError, Unsaid
@@ -74,12 +75,27 @@ class NeuronGraphRefused(LoweringError, code="FAILED_PRECONDITION"):
 
 
 class NeuronCompilerFailed(LoweringError):
-    """A graph that neuronx-cc did not compile. The message ends with the compiler's log."""
+    """A graph that neuronx-cc did not compile, or would not. The message ends with the compiler's log.
 
-    def __init__(self, tag: str, codes: Sequence[str], tail: str) -> None:
+    Attributes:
+        cause: The exit code or signal that it ended with; empty if none is known.
+        peak_bytes: The most memory that one of its processes had; 0 if it had none.
+    """
+
+    def __init__(self, tag: str, codes: Sequence[str], tail: str, cause: str = "", peak_bytes: int = 0) -> None:
         named = f" with {', '.join(codes)}" if codes else ""
+        facts = [cause] if cause else []
+        if cause == Signals.SIGKILL.name:
+            facts.append("the kernel ends processes so when a host lacks memory")
+        if peak_bytes:
+            facts.append(f"its largest process had {peak_bytes >> 20} MiB")
+        ended = f" ({'; '.join(facts)})" if facts else ""
         super().__init__(
-            f"neuronx-cc failed on {tag}{named}:\n{tail[-_MAX_TAIL_CHARS:]}", tag=tag, codes=", ".join(codes)
+            f"neuronx-cc failed on {tag}{named}{ended}:\n{tail[-_MAX_TAIL_CHARS:]}",
+            tag=tag,
+            codes=", ".join(codes),
+            cause=cause,
+            peak_bytes=peak_bytes,
         )
 
 

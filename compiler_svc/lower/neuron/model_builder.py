@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
+from resource import RUSAGE_CHILDREN, getrusage
+from subprocess import CalledProcessError
 from typing import Any, Final
 
 from torch import Tensor
@@ -27,6 +29,8 @@ from compiler_svc.lower.neuron.request import NeuronExecutable, NeuronRequest
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.lower.neuron.tensor_map import map_tensors
 from compiler_svc.lower.xla import register_operators
+from execution.failure import name_cause
+from targets.neuron import TOP_K_WAYS
 
 _CODE: Final = re.compile(r"NCC_[A-Z]+\d+")
 #: Codes of executables that a core has no memory for, with activations or alone.
@@ -34,6 +38,8 @@ _MEMORY_CODES: Final = frozenset({"NCC_EOOM001", "NCC_EOOM002", "NCC_EVRF009", "
 #: neuronx-cc's log, below the folder that it works in.
 _LOG_FILE: Final = "log-neuron-cc.txt"
 _LOG_TAIL_LINES: Final = 20
+#: How torch-neuronx tells the exit code, if it runs neuronx-cc; a signal's is negative.
+_EXIT_CODE: Final = re.compile(r"neuronx-cc failed with (-?\d+)")
 
 #: What the tracer says, and what it means for a submodel.
 _TRACE_ADVICE: Final[Sequence[tuple[str, str]]] = (
@@ -128,7 +134,9 @@ def _compile(traced: Any, request: NeuronRequest) -> Path:
         text = f"{_read_log(request.directory)}\n{_describe(error)}"
         codes = sorted(set(_CODE.findall(text)))
         kind = NeuronMemoryExceeded if _MEMORY_CODES.intersection(codes) else NeuronCompilerFailed
-        raise kind(request.tag, codes, text.replace(str(request.directory), "…").strip()) from error
+        tail = text.replace(str(request.directory), "…").strip()
+        peak_bytes = 1024 * getrusage(RUSAGE_CHILDREN).ru_maxrss
+        raise kind(request.tag, codes, tail, _find_cause(error), peak_bytes) from error
     return Path(compiled.neff_filepath)
 
 
@@ -140,7 +148,20 @@ def _read_log(directory: Path) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    causes = [f"{type(error).__name__}: {error}"]
-    while (error := error.__cause__) is not None:  # type: ignore[assignment]
-        causes.append(f"{type(error).__name__}: {error}")
-    return "; caused by ".join(causes)
+def _find_cause(error: BaseException) -> str:
+    """The exit code or signal of neuronx-cc; empty if no error tells."""
+    for one in _list_causes(error):
+        if isinstance(one, CalledProcessError):
+            return name_cause(one.returncode)
+        if told := _EXIT_CODE.search(str(one)):
+            return name_cause(int(told[1]))
+    return ""
+
+
+    return "; caused by ".join(f"{type(one).__name__}: {one}" for one in _list_causes(error))
+
+
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -325,10 +325,37 @@ class TestWhatUpstreamRefuses:
         with pytest.raises(NeuronCompilerFailed) as failed:
             compile_here(stage_one())
         assert type(failed.value) is kind
-        assert failed.value.metadata == {"tag": "token_generation_32", "codes": codes}
+        assert (failed.value.metadata["tag"], failed.value.metadata["codes"]) == ("token_generation_32", codes)
         assert orders["error"] in str(failed.value)
         assert orders.get("log", "") in str(failed.value), "the tail of the compiler's log"
         assert str(Path.cwd()) not in str(failed.value), "no client sees the host's directories"
+
+    @pytest.mark.parametrize(
+        ("order", "cause", "told"),
+        [
+            (("error", "neuronx-cc failed with 70"), "exit code 70", "(exit code 70"),
+            (("error", "neuronx-cc failed with -9"), "SIGKILL", "(SIGKILL; the kernel ends processes so when a host"),
+            (("program", "bytearray(200 << 20); raise SystemExit(3)"), "exit code 3", "(exit code 3; its largest"),
+            (("program", "import os; os.kill(os.getpid(), 6)"), "SIGABRT", "(SIGABRT; its largest process had "),
+            (("error", "no reason"), "", "neuronx-cc failed on token_generation_32"),
+        ],
+    )
+    def test_how_it_ended(
+        self,
+        stage_one: Stage,
+        compile_here: Compile,
+        neuronx_cc: Order,
+        *,
+        order: tuple[str, str],
+        cause: str,
+        told: str,
+    ) -> None:
+        neuronx_cc(**dict([order]))
+        with pytest.raises(NeuronCompilerFailed) as failed:
+            compile_here(stage_one())
+        assert failed.value.metadata["cause"] == cause
+        assert told in str(failed.value)
+        assert int(failed.value.metadata["peak_bytes"]) >= (200 << 20 if "bytearray" in order[1] else 0)
 
     def test_only_the_end_of_a_long_log(self, stage_one: Stage, compile_here: Compile, neuronx_cc: Order) -> None:
         neuronx_cc(error="exit code 70", log="\n".join(f"line {number} {'x' * 200}" for number in range(500)))
