@@ -14,7 +14,7 @@ from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.process import run_process
 from edge.supervision import report_failure
-from targets.neuron import FRONT_END, NEURON_PYTHON
+from targets.neuron import FRONT_END, NEURON_PYTHON, TOP_K
 
 
 async def serve(settings: Settings) -> None:
@@ -22,8 +22,9 @@ async def serve(settings: Settings) -> None:
     if settings.neuron_python is not None:
         # Like PATH for other compilers: the processes that ask for versions and lower inherit it.
         os.environ[NEURON_PYTHON.variable] = str(settings.neuron_python)
-    if settings.neuron_front_end is not None:
-        os.environ[NEURON_PYTHON.choices[FRONT_END].variable] = settings.neuron_front_end
+    for name, choice in ((FRONT_END, settings.neuron_front_end), (TOP_K, settings.neuron_top_k)):
+        if choice is not None:
+            os.environ[NEURON_PYTHON.choices[name].variable] = choice
     make_runner = partial(BuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
     with closing(make_forkserver()) as forkserver, closing(make_fetch_forkserver()) as fetch_forkserver:
         planning = PlanningPool(forkserver)

@@ -31,7 +31,7 @@ from edge.options import (
 )
 from targets.cpu import CPU
 from targets.isa import NATIVE
-from targets.neuron import FRONT_END, NEURON_PYTHON
+from targets.neuron import FRONT_END, NEURON_PYTHON, TOP_K, TOP_K_WAYS
 
 #: Share of this process's memory limit; the rest is for the service, build processes and other processes.
 _LOWERING_SHARE: Final = 0.75
@@ -120,6 +120,12 @@ class Settings:
         f"what makes NEFFs of submodels in that Python; reserved and refused: {', '.join(RESERVED_FRONT_ENDS)}",
         default=None,
         default_text=NEURON_PYTHON.choices[FRONT_END].default,
+    )
+    neuron_top_k: str | None = option(
+        one_of(*TOP_K_WAYS),
+        "how graphs for Neuron take candidates: by a single call, or by calls that neuronx-cc is on record to compile",
+        default=None,
+        default_text=NEURON_PYTHON.choices[TOP_K].default,
     )
     checks_on_cores: bool = option(
         one_of(free=True, none=False),

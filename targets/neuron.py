@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from targets.neuron_releases import APT_PINS, PYTHON_PINS, RUNTIME_PACKAGE
@@ -26,6 +28,10 @@ class TopKRecord(NamedTuple):
 
 #: Of neuronx-cc 2.26. More candidates of the wider rows end in ISGV902; of more than these nothing is known.
 RECORDED_TOP_K: Final = (TopKRecord(16_384, 32), TopKRecord(32_768, 8))
+#: Ways to take candidates, and how many one call then takes: all of them, or as many as are on record.
+TOP_K_WAYS: Final[Mapping[str, int | None]] = MappingProxyType(
+    {"single": None, "recorded": RECORDED_TOP_K[0].candidates}
+)
 
 #: Its sizes are a guess that has not been verified.
 NEFF: Final = ExecutableFormat(
@@ -52,12 +58,17 @@ NEFF: Final = ExecutableFormat(
 _TORCH: Final = ("torch",)
 #: What was chosen to make NEFFs of submodels; see `compiler_svc.lower.neuron.request.FRONT_ENDS`.
 FRONT_END: Final = "front-end"
+#: What was chosen of `TOP_K_WAYS`.
+TOP_K: Final = "top-k"
 #: The Python with Neuron's packages. They need another torch than the compiler.
 NEURON_PYTHON: Final = Interpreter(
     name="neuron",
     variable="KILN_COMPILER_NEURON_PYTHON",
     pins=tuple(PYTHON_PINS.items()),
-    choices={FRONT_END: Choice("KILN_COMPILER_NEURON_FRONT_END", default="model_builder")},
+    choices={
+        FRONT_END: Choice("KILN_COMPILER_NEURON_FRONT_END", default="model_builder"),
+        TOP_K: Choice("KILN_COMPILER_NEURON_TOP_K", default="single"),
+    },
     # It imports nki, nkilib and boto3 besides.
     entry_module="neuronx_distributed.trace.functions",
 )

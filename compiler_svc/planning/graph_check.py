@@ -23,6 +23,7 @@ from compiler_svc.lower.neuron.request import GraphRequest
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.trace.submodel_document import MAKE_MODULE
 from targets.errors import NeuronToolchainMissing
+from targets.neuron import NEURON_PYTHON, TOP_K
 from targets.registry import TARGETS
 
 #: Findings of one plan that are told. Each takes some hundred bytes, and a graph may have one for each operation.
@@ -83,6 +84,7 @@ def check_graphs(
             document=build.write_submodel(model_config, submodel),
             target=target,
             memory_bytes=memory_bytes,
+            top_k=NEURON_PYTHON.read_choice(TOP_K),
         )
         findings = _check(request, directory / submodel.tag)
         found += [GraphFinding(submodel.tag, submodel.submodel, submodel.bucket, one) for one in findings]

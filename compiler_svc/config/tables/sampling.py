@@ -107,7 +107,8 @@ SAMPLING_NOTES: Final = (
     Note(
         _is_beyond_record,
         "neuron_config.on_device_sampling_config.global_topk: neuronx-cc is on record with at most "
-        f"{RECORDED_TOP_K[0].candidates} candidates; more of them may fail to compile",
+        f"{RECORDED_TOP_K[0].candidates} candidates; more of them may fail to compile, unless the compiler takes them "
+        "by several calls (--neuron-top-k recorded)",
         doubtful={"on_device_sampling_config": {"dynamic": True}},
         plain={"on_device_sampling_config": {"dynamic": True, "global_topk": RECORDED_TOP_K[0].candidates}},
     ),

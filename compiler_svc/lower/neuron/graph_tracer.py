@@ -6,11 +6,11 @@ functions import torch-xla, which the interpreter alone may have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import resolve_name
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from compiler_svc.lower.neuron.request import CheckedGraph, GraphRequest
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.lower.neuron.xla_model import PACKAGE
 from compiler_svc.lower.xla import register_operators
+from targets.neuron import TOP_K_WAYS
 
 #: Of what torch-xla says; the traces of its C++ behind that are long.
 _MAX_CAUSE_CHARS: Final = 500
@@ -49,7 +50,7 @@ def _call(target: str, operand: Tensor, results: Mapping[torch.dtype, Sequence[i
     return made
 
 
-_OPERATORS: Final = make_operators(_call_argmax, _call_top_k)
+_OPERATORS: Final = {way: make_operators(_call_argmax, _call_top_k, most) for way, most in TOP_K_WAYS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def check_submodel(request: GraphRequest) -> CheckedGraph:
     with torch.device("meta"):
         submodel = make_submodel(request.document)
     try:
-        traced = _trace(submodel)
+        traced = _trace(submodel, _OPERATORS[request.top_k])
     except Exception as error:
         # Errors of many kinds: an operator without a lowering reads values, and a placeholder has none.
         cause = f"{type(error).__name__}: {error}"[:_MAX_CAUSE_CHARS]
@@ -78,7 +79,7 @@ def check_submodel(request: GraphRequest) -> CheckedGraph:
 
 
 @torch.no_grad()
-def _trace(submodel: Submodel) -> TracedSubmodel:
+def _trace(submodel: Submodel, operators: Mapping[str, Callable[..., Any]]) -> TracedSubmodel:
     library = import_module(PACKAGE)._XLAC  # noqa: SLF001 - what gives graphs has no public name
     module = submodel.module
     inputs = _make_placeholders(submodel.examples)
@@ -88,7 +89,7 @@ def _trace(submodel: Submodel) -> TracedSubmodel:
     )
     submodel.put_state(state)
     versions = _read_versions(state)
-    with register_operators(**_OPERATORS):
+    with register_operators(**operators):
         outputs = module(**inputs)
     assigned = {name: module.get_buffer(name) for name in state}
     written = {name for name, version in _read_versions(state).items() if version != versions[name]}

@@ -27,7 +27,7 @@ from compiler_svc.lower.neuron.request import (
     write_request,
 )
 from execution.failure import Failure
-from targets.neuron import FRONT_END, NEFF, NEURON_PYTHON
+from targets.neuron import FRONT_END, NEFF, NEURON_PYTHON, TOP_K
 from targets.registry import TARGETS
 
 #: Among one device, torch-xla leaves collectives out.
@@ -72,6 +72,7 @@ def make_request(job: LoweringJob) -> NeuronRequest:
     core_bytes = target.core_bytes
     return NeuronRequest(
         front_end=NEURON_PYTHON.read_choice(FRONT_END),
+        top_k=NEURON_PYTHON.read_choice(TOP_K),
         tag=job.tag,
         make_module=submodel.make_module,
         document=submodel.document,

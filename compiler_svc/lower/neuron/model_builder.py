@@ -62,7 +62,7 @@ def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
         tensor_model_parallel_size=request.tp_degree,
         lnc_size=request.logical_nc_config,
     )
-    with ranks, register_operators(**OPERATORS):
+    with ranks, register_operators(**OPERATORS[request.top_k]):
         submodel = make_submodel(request.document)
         traced = _trace(submodel, request.tag)
         debuggable: bytes = traced.hlo.SerializeToString()
@@ -94,7 +94,8 @@ def _call_top_k(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return largest, places
 
 
-OPERATORS: Final = make_operators(_call_argmax, _call_top_k)
+#: Of graphs that neuronx-cc gets, by how they take candidates.
+OPERATORS: Final = {way: make_operators(_call_argmax, _call_top_k, most) for way, most in TOP_K_WAYS.items()}
 
 
 def _trace(submodel: Submodel, tag: str) -> Any:
@@ -147,7 +148,6 @@ def _read_log(directory: Path) -> str:
     return "\n".join(lines[-_LOG_TAIL_LINES:])
 
 
-def _describe(error: BaseException) -> str:
 def _find_cause(error: BaseException) -> str:
     """The exit code or signal of neuronx-cc; empty if no error tells."""
     for one in _list_causes(error):
@@ -158,6 +158,7 @@ def _find_cause(error: BaseException) -> str:
     return ""
 
 
+def _describe(error: BaseException) -> str:
     return "; caused by ".join(f"{type(one).__name__}: {one}" for one in _list_causes(error))
 
 

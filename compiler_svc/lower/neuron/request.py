@@ -33,6 +33,7 @@ class GraphRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         make_module: `module:function` that makes a `compiler_svc.lower.neuron.submodel.Submodel` of the document.
         memory_bytes: Memory of one logical core; None if it is not known.
+        top_k: How the graph takes candidates; see `targets.neuron.TOP_K_WAYS`.
     """
 
     tag: str
@@ -40,6 +41,7 @@ class GraphRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     document: dict[str, Any]
     target: TargetKind
     memory_bytes: int | None
+    top_k: str
 
 
 class NeuronRequest(GraphRequest, frozen=True, kw_only=True, tag=True):

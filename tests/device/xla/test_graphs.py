@@ -119,7 +119,7 @@ class GraphCase:
         plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype, description=description)
         described = describe_submodel(spec, self.submodel, self.bucket)
         made = make_submodel(tiny.checkpoint.config, spec, plan, described, changes=self.model_changes)
-        with xla.register_operators(**OPERATORS, **operators):
+        with xla.register_operators(**OPERATORS["single"], **operators):
             graph = trace_graph(made, load_shard(plan, tiny.checkpoint, rank))
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
         return graph

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_xla
 
+from compiler_svc.lower.neuron.largest import make_operators
 from compiler_svc.lower.neuron.model_builder import OPERATORS
 from compiler_svc.lower.xla import register_operators
 from execution.candidates import find_likeliest, take_top
@@ -52,7 +53,7 @@ def test_own_operators() -> None:
 def test_neurons_operators(num_columns: int, widths: list[int]) -> None:
     """Rows are no wider than neuronx-cc takes, and nothing is sorted."""
     logits = torch.randn(2, num_columns).to(torch_xla.device())
-    with register_operators(**OPERATORS):
+    with register_operators(**OPERATORS["single"]):
         graph = read_graph([*take_top(logits, 8), find_likeliest(logits)], {"logits": logits})
     check_graph(graph, ())
     calls = [one for one in graph.instructions if one.op == "custom-call"]
@@ -60,3 +61,22 @@ def test_neurons_operators(num_columns: int, widths: list[int]) -> None:
     # Candidates are taken twice.
     assert sorted(taken) == sorted([*widths * 2, num_columns])
     assert Counter(map(find_call, calls)) == {"AwsNeuronTopK": 2 * len(widths), "AwsNeuronArgMax": 1}
+
+
+def test_recorded_calls() -> None:
+    """Graphs that ask for no more than is on record are right, and break no rule."""
+    logits = torch.randn(2, 20_000).to(torch_xla.device())
+    with register_operators(**OPERATORS["recorded"]):
+        graph = read_graph([*take_top(logits, 100)], {"logits": logits})
+    check_graph(graph, ())
+    calls = [one.text for one in graph.instructions if one.op == "custom-call"]
+    counts = [int(re.search(r"f32\[2,(\d+)\]", one)[1]) for one in calls]
+    # Four rounds of two parts and their join, twice.
+    assert Counter(counts) == {32: 18, 4: 6}
+    operators = make_operators(lambda values: values.argmax(-1), lambda values, count: tuple(values.topk(count)), 32)
+    with register_operators(**operators), one_graph():
+        top, ids = take_top(logits, 100)
+        torch_xla.sync(wait=True)
+    wanted = take_top(logits.cpu(), 100)
+    assert torch.equal(top.cpu(), wanted[0])
+    assert torch.equal(ids.cpu(), wanted[1])

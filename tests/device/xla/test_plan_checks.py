@@ -115,6 +115,7 @@ def check(directory: Path, make_module: str, *, memory_bytes: int | None = None)
     build = plan(tiny.checkpoint)
     submodel = next(one for one in build.submodels if one.tag == TAG)
     request = GraphRequest(
+        top_k="single",
         tag=submodel.tag,
         make_module=make_module,
         document=build.write_submodel(tiny.checkpoint.config, submodel),

@@ -72,7 +72,7 @@ class Traces:
             inputs = to_device(dict(zip(made.examples, tensors[:num_inputs], strict=True)))
             self._state = to_device(dict(zip(submodel.state, tensors[num_inputs:], strict=True)))
             if tag not in self.graphs:
-                with register_operators(**OPERATORS, **self._operators):
+                with register_operators(**OPERATORS["single"], **self._operators):
                     self.graphs[tag] = read_step(made, inputs, self._state, self._weights)
             with register_operators(**self._operators), one_graph():
                 outputs, new_state = take_step(made, inputs, self._state)

@@ -377,7 +377,9 @@ class TestTheInterpreter:
         versions = NEURON_PYTHON.read_versions()
         assert versions["neuron.neuronx-cc"] == "2.27.5334.0"
         assert versions["neuron.torch-neuronx"] == "2.9.0.2.15.32035"
-        assert versions.keys() == {f"neuron.{name}" for name in ("python", "front-end", *NEURON_PYTHON.distributions)}
+        assert versions.keys() == {
+            f"neuron.{name}" for name in ("python", *NEURON_PYTHON.choices, *NEURON_PYTHON.distributions)
+        }
 
     def test_it_lowers_with_our_sources_and_no_others_of_this_process(
         self, stage_one: Stage, tmp_path: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch

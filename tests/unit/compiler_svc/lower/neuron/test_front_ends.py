@@ -18,7 +18,7 @@ from compiler_svc.lower.neuron.model_builder import OPERATORS
 from compiler_svc.lower.neuron.request import FRONT_ENDS, RESERVED_FRONT_ENDS, find_front_end
 from compiler_svc.settings import parse_settings
 from edge.errors import OptionsInvalid
-from targets.neuron import FRONT_END, NEURON_PYTHON
+from targets.neuron import FRONT_END, NEURON_PYTHON, TOP_K_WAYS
 from tests.neuron.standin import SITE
 from tests.repository import ROOT
 
@@ -45,12 +45,13 @@ def test_front_ends_alone_import_upstream() -> None:
     assert [path.name for path, imported in packages.items() if imported & UPSTREAM] == ["model_builder.py"]
 
 
-def test_operators_are_called_as_they_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", TOP_K_WAYS)
+def test_operators_are_called_as_they_are_recorded(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Service tests call the rest of what `model_builder` takes of upstream."""
     monkeypatch.syspath_prepend(SITE)
     values = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(OPERATORS["argmax"](values), values.argmax(-1).int())
-    for found, expected in zip(OPERATORS["topk"](values, 4), values.topk(4), strict=True):
+    assert torch.equal(OPERATORS[way]["argmax"](values), values.argmax(-1).int())
+    for found, expected in zip(OPERATORS[way]["topk"](values, 4), values.topk(4), strict=True):
         assert torch.equal(found, expected)
 
 
@@ -78,4 +79,4 @@ def test_the_choice_counts_as_a_version(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(NEURON_PYTHON.choices[FRONT_END].variable, "another")
     chosen = replace(NEURON_PYTHON, pins=()).read_versions()
     assert chosen.pop("neuron.front-end") == "another"
-    assert chosen.keys() == {"neuron.python"}
+    assert chosen.keys() == {"neuron.python", "neuron.top-k"}
