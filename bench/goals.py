@@ -19,6 +19,8 @@ from bench.work import decode_work, prefill_work
 _LEAST_DECODE_SHARE: Final = {LARGE.name: 0.9, LARGE_DECODE.name: 0.9}
 #: The same by format, of its own bytes. Other formats have no such goal.
 _LEAST_FORMAT_SHARE: Final = {PLAIN: 0.85, "int8": 0.85}
+#: Least rate through gRPC, as a share of the bare executable's, in quantized formats, whose steps are short.
+_LEAST_SERVED_SHARE: Final = 0.85
 #: Least rate of decoding, times OpenVINO's, by streams, and the rate that is aimed at.
 _LEAST_DECODE: Final = {1: 1.0, 4: 1.05, 16: 1.0}
 _AIMS: Final = {16: 1.2}
@@ -169,6 +171,11 @@ def _comparison_goals(workload: Workload) -> Iterator[_Row]:
 
 
 def _service_goals(workload: Workload) -> Iterator[_Row]:
+    if workload.format != PLAIN:
+        for batch in workload.batches:
+            names = (f"bare.decode.{batch}", f"served.decode.{batch}")
+            yield _Row(f"through gRPC, {count_streams(batch)}, of bare", names, truediv, _LEAST_SERVED_SHARE)
+        return
     yield _Row("through gRPC, 1 stream, of bare", ("bare.decode.1", "served.decode.1"), truediv, 0.97)
     paced = ("front.1", "raw.paced")
     yield _Row("front CPU a token, 1 stream, times a raw stream's at that pace", paced, truediv, 1.3, at_least=False)

@@ -308,12 +308,23 @@ def _decode_caches(workload: Workload, length: int) -> Workload:
 
 
 def _vary_formats(workload: Workload, *, cache_length: int) -> tuple[Workload, ...]:
-    """A bare workload in each format of weights, beside its peers; in each dtype; and with each format of caches."""
+    """A bare workload in each format of weights, beside its peers; in each dtype; with each format of caches; and
+    through gRPC in int8.
+    """
     return (
         replace(workload, name=f"{workload.name}-int8", format="int8"),
         replace(workload, name=f"{workload.name}-int4", format="int4", variants=("int4-by-32",)),
         replace(workload, name=f"{workload.name}-dtypes", raced=(), variants=("bfloat16", "float16")),
         _decode_caches(workload, cache_length),
+        replace(
+            workload,
+            name=f"{workload.name}-int8-served",
+            format="int8",
+            batches=(workload.batches[0], workload.batches[-1]),
+            prompts=(),
+            raced=(),
+            is_served=True,
+        ),
     )
 
 
@@ -331,7 +342,7 @@ _FORMATS_BASE: Final = Workload(
     few_rounds=3,
     is_served=False,
 )
-#: Quantized weights and caches beside full precision: no more than bare executables and peers.
+#: Quantized weights and caches beside full precision, peers, and themselves through gRPC.
 FORMAT_WORKLOADS: Final = _vary_formats(_FORMATS_BASE, cache_length=4096)
 #: Without what 24 GiB do not hold beside each other: all dtypes, and caches of float32.
 LARGE_FORMATS: Final = _vary_formats(

@@ -12,7 +12,7 @@ import pytest
 import bench.__main__ as command
 from bench.measurements import Measurements
 from bench.peers import PEERS, find_missing
-from bench.plan import Workload
+from bench.plan import QUICK_FORMATS, Workload
 from bench.report import Section
 from bench.run import say
 
@@ -44,4 +44,4 @@ def test_a_run_says_at_its_start_which_peers_are_missing(
     said = capsys.readouterr().out.splitlines()
     assert "llama.cpp is left out: not installed, llama_cpp, gguf missing" in said[0]
     assert said[1].endswith(f"tiny-int8 beside ['{absent}'] without ['{absent}']")
-    assert page.read_text().count("\n## ") == 4
+    assert page.read_text().count("\n## ") == len(QUICK_FORMATS)

@@ -70,7 +70,7 @@ def test_formats_are_measured_alike_in_runs_of_all_sizes() -> None:
     assert tiny == small
     assert large == small[:2]
     assert {"int8", "int4"} <= {format_ for format_, *_ in large}
-    caches = FORMAT_WORKLOADS[-1]
+    caches = FORMAT_WORKLOADS[3]
     assert caches.decode_position(16) >= 4000, "positions whose keys and values a step reads"
 
 

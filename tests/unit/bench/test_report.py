@@ -138,7 +138,7 @@ def measure_formats(figures: dict[str, float]) -> Measurements:
     return measured
 
 
-INT8, INT4, DTYPES, CACHES = QUICK_FORMATS
+INT8, INT4, DTYPES, CACHES, SERVED = QUICK_FORMATS
 
 
 def test_quantized_weights_are_compared_with_the_better_peer_and_with_the_bandwidth_of_their_own_bytes() -> None:
@@ -169,6 +169,13 @@ def test_formats_of_our_own_are_compared_with_each_other() -> None:
         "decode, 1 stream, rate of float16 times that of bfloat16": (pytest.approx(0.8), False),
         "decode, 4 streams, rate of float16 times that of bfloat16": (pytest.approx(1.0), True),
     }
+
+
+def test_quantized_weights_are_compared_through_grpc_with_the_bare_executable() -> None:
+    goals = list_goals(measure_formats({"bare.decode.1": 0.009, "served.decode.1": 0.01}), SERVED, PARAMETERS)
+    _, one, four = goals
+    assert (one.name, one.figure, one.is_met) == ("through gRPC, 1 stream, of bare", pytest.approx(0.9), True)
+    assert (four.name, four.figure) == ("through gRPC, 4 streams, of bare", None)
 
 
 def test_a_page_of_formats_shows_each_with_what_it_reads() -> None:
