@@ -316,6 +316,9 @@ class Manifest(_Record, frozen=True):
         # A step writes a token at its position and reads it from the bucket; padding of a prompt may have any position.
         num_positions = executable.bucket[-1] if bounds_positions else self.limits.max_length
         scratch_place = self.state.num_blocks * self.state.block_tokens
+        adapters = (one for one in self.weight_sets if one.name == ADAPTER_WEIGHTS)
+        tensors = (tensor for one in adapters for shard in one.shards for tensor in shard.tensors)
+        num_adapters = min((size for tensor in tensors for size in tensor.shape[:1]), default=0)
         return {
             "R": executable.batch_size,
             "T": executable.num_row_tokens,
@@ -328,6 +331,7 @@ class Manifest(_Record, frozen=True):
             "last_place": scratch_place + self.state.block_tokens - 1,
             "last_token_id": self.tokens.vocab_size - 1,
             "last_position": num_positions - 1,
+            "last_adapter": num_adapters - 1,
         }
 
     def blobs(self) -> frozenset[str]:

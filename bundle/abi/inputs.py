@@ -22,6 +22,8 @@ COMPUTED_CONTEXT: Final = "computed_context"
 PROMPT_LENGTHS: Final = "prompt_lens"
 #: Flag of executables that compute only the first rows of a step.
 LIVE_ROWS: Final = "live_rows"
+#: Flag of executables whose rows may each have a LoRA adapter.
+ADAPTERS: Final = "adapters"
 
 
 class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +152,15 @@ _ROWS: Final = (
         idle=(0,),
         accepted=(0, "R"),
         flag=LIVE_ROWS,
+    ),
+    # Slot of the LoRA adapter that changes the row; -1: none does. Adapters are written to slots between steps.
+    Input(
+        name="adapter_ids",
+        dtype="int32",
+        dims=("R",),
+        idle=(-1,),
+        accepted=(-1, "last_adapter"),
+        flag=ADAPTERS,
     ),
     # top_k, top_p, temperature; top_k 1 is greedy for any values of the others.
     Input(

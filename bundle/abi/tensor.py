@@ -54,6 +54,7 @@ DTYPES: Final[Mapping[DType, ItemType]] = {
 #: last_place        last place of the scratch block
 #: last_token_id     largest token id
 #: last_position     largest position that a token may have
+#: last_adapter      last slot of the weights of adapters
 Symbol = Literal[
     "R",
     "T",
@@ -68,6 +69,7 @@ Symbol = Literal[
     "last_place",
     "last_token_id",
     "last_position",
+    "last_adapter",
 ]
 Symbols = Mapping[Symbol, int]
 

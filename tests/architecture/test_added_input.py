@@ -30,19 +30,19 @@ from tests.unit.compiler_svc.trace.test_submodels import make_spec
 
 __all__ = ["is_async", "start_engine"]
 
-FLAGS = ("adapter_ids", *DYNAMIC_FLAGS)
-NUM_ADAPTERS = 8
+FLAGS = ("style_ids", *DYNAMIC_FLAGS)
+NUM_STYLES = 8
 
 
 @pytest.fixture(autouse=True)
 def _row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Input(
-        name="adapter_ids",
+        name="style_ids",
         dtype="int32",
         dims=("R",),
         idle=(0,),
-        accepted=(0, NUM_ADAPTERS - 1),
-        flag="adapter_ids",
+        accepted=(0, NUM_STYLES - 1),
+        flag="style_ids",
     )
     monkeypatch.setitem(INPUTS, row.name, row)  # type: ignore[arg-type]
 
@@ -59,17 +59,17 @@ def names_of(executable: Executable) -> list[str]:
 def test_manifests_with_it_are_read(manifest: Manifest) -> None:
     parsed = parse_manifest(manifest.to_json())
     check_consistency(parsed)
-    assert all(names_of(executable)[-1] == "adapter_ids" for executable in parsed.executables)
+    assert all(names_of(executable)[-1] == "style_ids" for executable in parsed.executables)
 
 
 def test_executables_take_it_in_its_range(manifest: Manifest) -> None:
     executable = manifest.executables[-1]
     arguments, idle = StepArguments(manifest), StepForm(manifest, executable).make_idle()
-    assert idle["adapter_ids"] == [0] * executable.batch_size
+    assert idle["style_ids"] == [0] * executable.batch_size
     inputs = make_tensors(executable.inputs, idle)
     assert len(arguments.order(executable, inputs)) == len(executable.inputs)
-    inputs["adapter_ids"] += NUM_ADAPTERS
-    with pytest.raises(StepInvalid, match=r"inputs\[adapter_ids\]: got 8; accepted: 0 to 7"):
+    inputs["style_ids"] += NUM_STYLES
+    with pytest.raises(StepInvalid, match=r"inputs\[style_ids\]: got 8; accepted: 0 to 7"):
         arguments.order(executable, inputs)
 
 
@@ -84,26 +84,26 @@ async def test_engines_fill_it(start_engine: StartEngine) -> None:
     harness = await start_engine(flags=FLAGS)
     tokens = tokens_of(await collect(harness.submit([5, 6], max_new_tokens=6)))
     assert tokens == fakes.expected_tokens([5, 6], 6)
-    assert {tuple(step.inputs["adapter_ids"]) for step in harness.ranks.steps} == {(0,), (0, 0, 0, 0)}
+    assert {tuple(step.inputs["style_ids"]) for step in harness.ranks.steps} == {(0,), (0, 0, 0, 0)}
 
 
 class Core(nn.Module):
-    """The model code that consumes it: an adapter adds its number to every logit of a token."""
+    """The model code that consumes it: a style adds its number to every logit of a token."""
 
-    def forward(self, *, adapter_ids: Tensor, input_ids: Tensor, state: Any, **_: Any) -> tuple[RankLogits, Any]:
-        part = nn.functional.one_hot(input_ids[:, 0].long(), 100).float() * (1 + adapter_ids[:, None])
+    def forward(self, *, style_ids: Tensor, input_ids: Tensor, state: Any, **_: Any) -> tuple[RankLogits, Any]:
+        part = nn.functional.one_hot(input_ids[:, 0].long(), 100).float() * (1 + style_ids[:, None])
         return RankLogits(part=part, rank=None, vocab_size=100, ranks=Ranks(1)), list(state)
 
 
 def test_tracing_hands_it_to_the_model() -> None:
-    spec = make_spec(optional_inputs=("adapter_ids",))
+    spec = make_spec(optional_inputs=("style_ids",))
     submodel = describe_submodel(spec, "token_generation", 64)
-    assert submodel.flags == ("adapter_ids", "logits")
-    assert submodel.inputs[-1] == TensorSpec(name="adapter_ids", dtype="int32", shape=(5,))
+    assert submodel.flags == ("logits", "style_ids")
+    assert submodel.inputs[-1] == TensorSpec(name="style_ids", dtype="int32", shape=(5,))
     program = SubmodelProgram(spec, submodel, Core())  # type: ignore[arg-type]
     examples = make_example_tensors(spec, submodel)
     traced = torch.export.export(program, examples, strict=False).module()
-    values = {"input_ids": [7] * 5, "position_ids": [0] * 5, "seq_ids": [0] * 5, "adapter_ids": [0, 1, 2, 3, 4]}
+    values = {"input_ids": [7] * 5, "position_ids": [0] * 5, "seq_ids": [0] * 5, "style_ids": [0, 1, 2, 3, 4]}
     inputs = make_tensors(submodel.inputs, values)
     logits, *_ = traced(*inputs.values(), *examples[len(inputs) :])
     assert logits[:, 7].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]

@@ -42,6 +42,7 @@ SYMBOLS: Symbols = {
     "last_place": 159,
     "last_token_id": 49,
     "last_position": 63,
+    "last_adapter": 4,
 }
 
 
@@ -67,6 +68,7 @@ def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> Non
         "computed_context_lens": [0, 0],
         "prompt_lens": [0, 0],
         "live_rows": [0],
+        "adapter_ids": [-1, -1],
         "sampling_params": [1.0] * 6,
         "rand": [0.5, 0.5],
     }
@@ -81,6 +83,7 @@ BLOCKS = ("block_kv", "computed_context", "live_rows")
         ("context_encoding", (), "seq_ids num_tokens"),
         ("token_generation", (), "seq_ids"),
         ("token_generation", ("rand", "tokens"), "seq_ids rand"),
+        ("token_generation", ("adapters", "rand", "tokens"), "seq_ids adapter_ids rand"),
         ("context_encoding", BLOCKS, "slot_mapping active_block_table num_tokens computed_context_lens live_rows"),
         ("token_generation", BLOCKS, "slot_mapping active_block_table live_rows"),
         ("speculation", ("rand", "sampling_params"), "seq_ids num_tokens sampling_params rand"),

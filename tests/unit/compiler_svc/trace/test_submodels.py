@@ -64,7 +64,7 @@ def test_token_generation() -> None:
         TensorSpec(name="logits", dtype="float32", shape=(5, 100)),
     )
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
-    others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows"}
+    others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows", "adapters"}
     assert set(submodel.flags) == list_flags() - others
 
 
