@@ -33,6 +33,8 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
     program's weights it reserves address space but uses no memory.
     """
     program = load_program(job.program_path)
+    if program.graph.find_nodes(op="call_function", target=torch.ops.kiln.adapt.default):
+        raise ProgramUnsupported("kiln::adapt", "has no kernel for cpu; accepted: optimization level 0")
     inputs = example_inputs(program)
     with torch.no_grad(), steered(job) as options:
         module = write_in_place(program, job.num_state)

@@ -17,7 +17,8 @@ from torch._export.serde import serialize
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-import execution.attention.operators  # programs that call these operators are loaded here
+import execution.adapters  # programs that call these operators are loaded here
+import execution.attention.operators
 import execution.collectives.operators  # noqa: F401
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.job import LiveInputs, LoweredExecutable, LoweringJob, LoweringOptions, NeuronSubmodel

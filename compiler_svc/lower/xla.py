@@ -2,8 +2,9 @@
 
 `kiln::attend` is its reference, made of torch's operators with masks and gathers of static shapes. `kiln::linear` needs
 nothing: graphs get it from the lowering for cpu alone. `kiln::quantized_linear` casts the items, multiplies, and scales
-what comes out, as NxD's quantized layers do. `kiln::argmax` and `kiln::topk` are torch's, which XLA expands
-into reductions and sorts; a compiler that has its own passes them to `register_operators`.
+what comes out, as NxD's quantized layers do. `kiln::adapt` gathers the matrices of each row's adapter. `kiln::argmax`
+and `kiln::topk` are torch's, which XLA expands into reductions and sorts; a compiler that has its own passes them to
+`register_operators`.
 
 torch-xla does not functionalize graphs for Neuron, because torch-neuronx does not let it. Operators of torch that then
 give other values, or fail in a way that does not name them, are refused. Comparisons with a number stay in the dtype of
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import execution.adapters
 import execution.candidates
 import execution.collectives.operators
 import execution.quantized_linear  # noqa: F401 - registers the operators, as those before do
@@ -58,10 +60,22 @@ def multiply_quantized(input: Tensor, items: Tensor, scales: Tensor) -> Tensor: 
     return (products.to(torch.float32) * scales).to(input.dtype)
 
 
+def add_adapters(input: Tensor, a: Tensor, b: Tensor, adapter_ids: Tensor) -> Tensor:  # noqa: A002 - the schema's name
+    """Multiplies each row of [rows, …, inputs] by A and B of its adapter, which are gathered; see `execution.adapters`.
+    Rows without one take those of slot 0, and then zeros.
+    """
+    slots = adapter_ids.clamp(min=0)
+    rows = input.reshape(input.shape[0], -1, input.shape[-1])
+    reduced = torch.bmm(rows, a.index_select(0, slots).transpose(1, 2))
+    added = torch.bmm(reduced, b.index_select(0, slots).transpose(1, 2))
+    return torch.where((adapter_ids >= 0)[:, None, None], added, 0.0).view(*input.shape[:-1], b.shape[1])
+
+
 _OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "all_reduce": all_reduce,
     "all_gather": all_gather,
     "quantized_linear": multiply_quantized,
+    "adapt": add_adapters,
 }
 
 #: Operators of torch, below `aten`, that are right only where torch-xla functionalizes, and what is right everywhere.

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
-import execution.attention.operators  # programs that call these operators are loaded here
+import execution.adapters  # programs that call these operators are loaded here
+import execution.attention.operators
 import execution.collectives.operators
 import execution.quantized_linear  # noqa: F401
 from bundle.host.shortage import find_shortage
