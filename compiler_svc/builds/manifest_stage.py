@@ -21,7 +21,7 @@ from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
 from compiler_svc.builds.neuron_files import name_cores
 from compiler_svc.planning.weights_fit import MODEL_ATTRIBUTES
-from compiler_svc.trace.submodels import describe_state
+from compiler_svc.trace.submodels import describe_adapters, describe_state
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 
@@ -34,7 +34,7 @@ def describe_bundle(
 ) -> Manifest:
     """Makes the manifest. Executables are in manifest order, shards in that of their ranks."""
     spec, plan, model = build.spec, build.plan, build.plan.model
-    described = tuple(built.describe() for built in executables)
+    described, adapters = tuple(built.describe() for built in executables), describe_adapters(model)
     return Manifest(
         abi_version=ABI_VERSION,
         architecture=model.description.architecture,
@@ -45,7 +45,7 @@ def describe_bundle(
         toolchain=spec.toolchain.read_versions(),
         tp_degree=model.tp_degree,
         executables=described,
-        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=tuple(shards)),),
+        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=tuple(shards)), *adapters),
         state=describe_state(model),
         sampling=plan.sampling,
         limits=plan.limits,
@@ -53,7 +53,7 @@ def describe_bundle(
         tokenizer=describe_tokenizer(build.checkpoint, tokenizer_files),
         graph_abi_digest=compute_graph_abi_digest(
             graph_digests={executable.tag: executable.graph_digest for executable in described},
-            shards=shards,
+            shards=[*shards, *(shard for one in adapters for shard in one.shards)],
             numeric_config=model.description.numeric_config,
             tp_degree=model.tp_degree,
         ),

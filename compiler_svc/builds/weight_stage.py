@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from bundle.manifest import Manifest, WeightShard
+from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightShard
 from bundle.store.blob_writer import BlobWriter, StoredBlob
 from bundle.store.layout import Layout
 from bundle.store.oci import WEIGHTS_TYPE
@@ -113,6 +113,9 @@ def divide_into_passes(ranks: Sequence[int], num_threads: int) -> Iterator[Seque
 
 
 def with_shards(manifest: Manifest, shards: tuple[WeightShard, ...]) -> Manifest:
-    """The manifest with these shards in its weight set."""
-    (weight_set,) = manifest.weight_sets
-    return msgspec.structs.replace(manifest, weight_sets=(msgspec.structs.replace(weight_set, shards=shards),))
+    """The manifest with these shards of the model's weights."""
+    sets = (
+        msgspec.structs.replace(one, shards=shards) if one.name == MODEL_WEIGHTS else one
+        for one in manifest.weight_sets
+    )
+    return msgspec.structs.replace(manifest, weight_sets=tuple(sets))

@@ -15,7 +15,7 @@ from bundle.manifest import Manifest, WeightTensor
 from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatch
 from compiler_svc.planning.build_plan import BuildPlan
-from compiler_svc.trace.submodels import describe_state
+from compiler_svc.trace.submodels import describe_adapters, describe_state
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 
@@ -52,17 +52,13 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
         **{name: manifest.config.get(name) for name in numeric_config},
         "tp_degree": manifest.tp_degree,
         "state": _describe_cache(manifest.state),
-        "tensors": {
-            shard.rank: _tensor_table(shard.tensors)
-            for weight_set in manifest.weight_sets
-            for shard in weight_set.shards
-        },
+        "tensors": {shard.rank: _tensor_table(shard.tensors) for shard in manifest.shards()},
     }
     for attribute, ours, theirs in _find_differences("", _plain(described), _plain(expected)):
         raise GraphAbiMismatch(attribute, _show(ours), _show(theirs))
     digest = compute_graph_abi_digest(
         graph_digests={executable.tag: executable.graph_digest for executable in manifest.executables},
-        shards=shards,
+        shards=[*shards, *(shard for one in describe_adapters(plan.model) for shard in one.shards)],
         numeric_config=numeric_config,
         tp_degree=plan.model.tp_degree,
     )

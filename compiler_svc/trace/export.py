@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from bundle.digest import sha256_bytes
-from bundle.manifest import MODEL_WEIGHTS, ConstantBinding
+from bundle.manifest import ADAPTER_WEIGHTS, MODEL_WEIGHTS, ConstantBinding
 from compiler_svc.lower.graph_text import render_argument, render_call, render_value
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
-from compiler_svc.trace.submodels import ExecutableSpec
+from compiler_svc.trace.submodels import ExecutableSpec, list_adapter_tensors
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TracedSubmodel:
     """A functional graph: callers pass inputs, then state; it returns outputs, then the new state.
 
     The program's parameters and example inputs are uninitialized CPU tensors: shapes count, values do not. `constants`
-    has the rank shard's tensor for every parameter of the graph, by the parameter's name there.
+    has the weight set's tensor for every parameter of the graph, by the parameter's name there.
     """
 
     spec: ExecutableSpec
@@ -48,7 +48,9 @@ def export_submodel(
     examples = make_example_tensors(spec, submodel)
     with torch.no_grad(), recorded_sources() if with_sources else _without_stack_traces():
         exported = torch.export.export(program, examples, strict=False)
-    return TracedSubmodel(submodel, exported, digest_graph(exported), bind_constants(exported, plan))
+    weight_sets = dict.fromkeys((one.name for one in plan.tensors), MODEL_WEIGHTS)
+    weight_sets |= dict.fromkeys((one.name for one in list_adapter_tensors(spec)), ADAPTER_WEIGHTS)
+    return TracedSubmodel(submodel, exported, digest_graph(exported), bind_constants(exported, weight_sets))
 
 
 @contextmanager
@@ -62,12 +64,11 @@ def _without_stack_traces() -> Iterator[None]:
         torch.fx.config.do_not_emit_stack_traces = before
 
 
-def bind_constants(program: ExportedProgram, plan: WeightPlan) -> tuple[ConstantBinding, ...]:
-    """Finds the tensor of the shard that each constant of a graph takes.
+def bind_constants(program: ExportedProgram, weight_sets: Mapping[str, str]) -> tuple[ConstantBinding, ...]:
+    """Finds the tensor that each constant of a graph takes; `weight_sets` has the set of each tensor.
 
     If a constant had no tensor, the process that runs the executable would crash instead of raising an error.
     """
-    names = {tensor.name for tensor in plan.tensors}
     bindings = []
     for source in program.graph_signature.input_specs:
         if source.kind == InputKind.USER_INPUT:
@@ -75,8 +76,8 @@ def bind_constants(program: ExportedProgram, plan: WeightPlan) -> tuple[Constant
         assert source.target is not None
         tensor = source.target.removeprefix("core.")
         assert source.kind == InputKind.PARAMETER, f"{source.kind.name} {source.target} is in no weight set"
-        assert tensor in names, f"{source.target} is in no weight set"
-        bindings.append(ConstantBinding(name=source.target, weight_set=MODEL_WEIGHTS, tensor=tensor))
+        assert tensor in weight_sets, f"{source.target} is in no weight set"
+        bindings.append(ConstantBinding(name=source.target, weight_set=weight_sets[tensor], tensor=tensor))
     return tuple(bindings)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS, PROMPT_LENGTHS
+from bundle.abi.inputs import ADAPTERS, BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS, PROMPT_LENGTHS
 from bundle.abi.outputs import list_flags
 from bundle.abi.tensor import DType
 from bundle.manifest import Sampling
@@ -70,6 +70,7 @@ class GraphSpec:
         derived = ("description", "sampling", "largest_step")
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
+        adapters = {one.name: one.rank_shape(self.tp_degree) for one in self.description.adapter_parameters()}
         formats = {one.name: one.format for one in self.description.linears() if one.format}
         activations = {one.name: one.activations for one in self.description.linears() if one.activations}
         num_spare = int(self.has_spare_positions)
@@ -80,6 +81,7 @@ class GraphSpec:
             | ({} if kept is None else {"kept": asdict(kept)})
             | ({"formats": formats} if formats else {})
             | ({"activations": activations} if activations else {})
+            | ({"adapters": adapters} if adapters else {})
             | {
                 "numeric_config": self.description.numeric_config,
                 "positions": [self.count_positions(state) + num_spare for state in self.description.states],
@@ -122,6 +124,7 @@ class GraphSpec:
             BLOCK_KV: self.num_blocks > 0,
             COMPUTED_CONTEXT: self.reads_context,
             LIVE_ROWS: self.skips_idle,
+            ADAPTERS: bool(self.description.adapter_parameters()),
             # A step may compute a part of a prompt then.
             PROMPT_LENGTHS: self.reads_context and self.description.prompt_lengths is not None,
             # Requests choose top_k, top_p and temperature inside the executable.

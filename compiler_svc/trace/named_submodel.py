@@ -17,7 +17,7 @@ from bundle.manifest import TensorSpec
 from compiler_svc.lower.neuron.submodel import Submodel
 from compiler_svc.trace.program import SubmodelProgram, build_submodel
 from compiler_svc.trace.submodel_document import read_document
-from compiler_svc.trace.submodels import describe_state
+from compiler_svc.trace.submodels import describe_state, list_adapter_tensors
 from execution.dtypes import TORCH_DTYPES
 
 
@@ -92,5 +92,5 @@ def make_named_submodel(document: dict[str, Any]) -> Submodel:
         inputs=submodel.inputs,
         outputs=submodel.outputs,
         state=tuple(TensorSpec(name=one.name, dtype=one.dtype, shape=one.shape) for one in state.tensors),
-        weights=frozenset(tensor.name for tensor in tensors),
+        weights=frozenset(tensor.name for tensor in (*tensors, *list_adapter_tensors(spec))),
     )

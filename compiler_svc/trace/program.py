@@ -18,7 +18,7 @@ from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.step import StepKind
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import ExecutableSpec, describe_state
+from compiler_svc.trace.submodels import ExecutableSpec, describe_state, list_adapter_tensors
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample
 
@@ -79,11 +79,11 @@ def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -
 
 
 def build_submodel(spec: GraphSpec, tensors: Iterable[WeightTensor], submodel: ExecutableSpec) -> SubmodelProgram:
-    """Builds a submodel with uninitialized parameters in the shapes and dtypes of a shard's tensors."""
+    """Builds a submodel with uninitialized parameters, the model's in the shapes and dtypes of a shard's tensors."""
     reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
     ranks = Ranks(spec.tp_degree, reduce_dtype)
     core: CausalLm = resolve_name(spec.model)(spec.description, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
-    planned = {tensor.name: tensor for tensor in tensors}
+    planned = {tensor.name: tensor for tensor in (*tensors, *list_adapter_tensors(spec))}
     parameters = dict(core.named_parameters())
     assert parameters.keys() == planned.keys(), parameters.keys() ^ planned.keys()
     for name, parameter in parameters.items():

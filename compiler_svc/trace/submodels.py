@@ -1,4 +1,4 @@
-"""Executable specs: names, shapes and dtypes of an executable's inputs, outputs and state, by `bundle.abi`."""
+"""Executable specs: names, shapes and dtypes of executables' inputs, outputs, state and adapters, by `bundle.abi`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bundle.abi.outputs import outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, DType, Symbols
-from bundle.manifest import TensorSpec
+from bundle.manifest import ADAPTER_WEIGHTS, TensorSpec, WeightSet, WeightShard, WeightTensor
 from compiler_svc.trace.graph_spec import GraphSpec
 
 
@@ -99,3 +99,19 @@ def describe_state(spec: GraphSpec) -> StateLayout:
         block_tokens=spec.block_tokens,
         has_spare_positions=spec.has_spare_positions,
     )
+
+
+def list_adapter_tensors(spec: GraphSpec) -> tuple[WeightTensor, ...]:
+    """Lists the tensors of adapters in every rank, by name; none if no layer has room for adapters."""
+    tensors = (
+        WeightTensor(name=one.name, dtype=spec.dtype, shape=one.rank_shape(spec.tp_degree))
+        for one in spec.description.adapter_parameters()
+    )
+    return tuple(sorted(tensors, key=lambda tensor: tensor.name))
+
+
+def describe_adapters(spec: GraphSpec) -> tuple[WeightSet, ...]:
+    """Describes the weights of adapters, which no file has; no set if no layer has room for adapters."""
+    tensors = list_adapter_tensors(spec)
+    shards = (WeightShard(rank=rank, blob=None, size_bytes=0, tensors=tensors) for rank in range(spec.tp_degree))
+    return (WeightSet(name=ADAPTER_WEIGHTS, shards=tuple(shards), is_mutable=True),) if tensors else ()

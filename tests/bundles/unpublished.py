@@ -14,7 +14,7 @@ from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.trace.submodels import describe_adapters, describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.bundles.manifests import describe_executable, make_manifest
 
@@ -65,7 +65,7 @@ def make_bundle(
         executables=executables,
         architecture=spec.description.architecture,
         tp_degree=spec.tp_degree,
-        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=shards),),
+        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=shards), *describe_adapters(spec)),
         state=describe_state(spec),
         sampling=spec.sampling,
         tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, spec.description.vocab_size),

@@ -36,7 +36,7 @@ def load_shard(plan: WeightPlan, checkpoint: Checkpoint, rank: int = 0) -> dict[
 def run_eagerly(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]) -> Run:
     """The functional module itself, with the shard's weights."""
     program = build_program(spec, plan, submodel)
-    program.core.load_state_dict({tensor.name: shard[tensor.name] for tensor in plan.tensors})
+    program.core.load_state_dict({name: shard[name] for name in program.core.state_dict()})
     return torch.no_grad()(program)
 
 
@@ -64,8 +64,9 @@ class Stepper:
         token_buckets: tuple[int, ...],
         make_run: Callable[..., Run] = run_eagerly,
         rank: int = 0,
+        adapters: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
-        shard = load_shard(plan, checkpoint, rank)
+        shard = load_shard(plan, checkpoint, rank) | dict(adapters)
         self.spec = spec
         self.submodels = {
             (kind, bucket): describe_submodel(spec, kind, bucket)

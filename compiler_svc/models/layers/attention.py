@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers torch.ops.kiln.attend
-from compiler_svc.models.layers.linear import Linear, SharedInput, cast, make_parameter
+from compiler_svc.models.layers.linear import Adaptable, Linear, SharedInput, cast, make_parameter
 from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import rotate
@@ -44,6 +44,10 @@ class Attention(nn.Module):
         self._projections = tuple(projection.module for projection in spec.projections)
         for projection in spec.projections:
             self.add_module(projection.module, Linear(projection, ranks))
+        parts = {part.module: Adaptable(part, ranks) for projection in spec.projections for part in projection.parts}
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self._parts = tuple(parts.values())
         self.o_proj = Linear(spec.output, ranks)
         self.q_norm = None if spec.query_norm is None else make_norm(spec.query_norm, ranks)
         self.k_norm = None if spec.key_norm is None else make_norm(spec.key_norm, ranks)
@@ -67,7 +71,7 @@ class Attention(nn.Module):
             rotation: Cosines and sines, [rows, tokens, rotary_dim], in the dtype of attention or in float32; None:
                 queries and keys stay as they are.
         """
-        queries, keys, values = self._project(hidden if self.dtype is None else cast(hidden, self.dtype))
+        queries, keys, values = self._project(hidden if self.dtype is None else cast(hidden, self.dtype), tokens)
         if self.q_norm is not None:
             queries = self._normalize(self.q_norm, queries)
         if self.k_norm is not None:
@@ -98,7 +102,7 @@ class Attention(nn.Module):
             max_context=tokens.kind.max_context,
         )
         attended = self._scale_heads(attended, self.v_scale)
-        return cast(self.o_proj(attended.flatten(2)), hidden.dtype), KvCache(*written)
+        return cast(self.o_proj(attended.flatten(2), tokens), hidden.dtype), KvCache(*written)
 
     def _scale_heads(self, heads: Tensor, scale: Tensor | None) -> Tensor:
         """Multiplies query heads [rows, tokens, heads, head_dim] by the scales of the KV heads that they read."""
@@ -112,15 +116,17 @@ class Attention(nn.Module):
         normed: Tensor = norm(heads.flatten(2)).view(heads.shape) if self._norms_join_heads else norm(heads)
         return normed
 
-    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, hidden: Tensor, tokens: StepTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [rows, tokens, heads, head_dim], keys and values [rows, tokens, kv_heads, head_dim]."""
         shared = SharedInput(hidden)
-        projected = [self.get_submodule(name)(shared) for name in self._projections]
+        projected = [self.get_submodule(name)(shared, tokens) for name in self._projections]
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         if len(projected) == 1:
             # Graphs for Neuron refuse `split` with sizes.
             ends = [count * self.head_dim for count in accumulate(counts[:-1])]
             projected = list(projected[0].tensor_split(ends, dim=-1))
+            for number, part in enumerate(self._parts):
+                projected[number] = part.adapt(projected[number], hidden, tokens)
         queries, keys, values = (
             part.view(*part.shape[:-1], count, self.head_dim) for part, count in zip(projected, counts, strict=True)
         )

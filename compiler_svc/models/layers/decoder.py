@@ -49,7 +49,7 @@ class PreNormLayer(nn.Module):
         """See `Attention.forward`."""
         attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
         hidden = hidden + self._multiply(attended)
-        return hidden + self._multiply(self.mlp(self.post_attention_layernorm(hidden))), cache
+        return hidden + self._multiply(self.mlp(self.post_attention_layernorm(hidden), tokens)), cache
 
     def _multiply(self, added: Tensor) -> Tensor:
         """One adds no operation to the graph."""
@@ -74,7 +74,7 @@ class OutputNormLayer(nn.Module):
         """See `Attention.forward`."""
         attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
         hidden = hidden + self.post_attention_layernorm(attended)
-        fed_forward = self.mlp(self.pre_feedforward_layernorm(hidden))
+        fed_forward = self.mlp(self.pre_feedforward_layernorm(hidden), tokens)
         return hidden + self.post_feedforward_layernorm(fed_forward), cache
 
 
@@ -94,7 +94,7 @@ class PostNormLayer(nn.Module):
         """See `Attention.forward`."""
         attended, cache = self.self_attn(hidden, rotation, cache, tokens)
         hidden = self.input_layernorm(hidden + attended)
-        return self.post_attention_layernorm(hidden + self.mlp(hidden)), cache
+        return self.post_attention_layernorm(hidden + self.mlp(hidden, tokens)), cache
 
 
 class ParallelLayer(nn.Module):
@@ -115,7 +115,7 @@ class ParallelLayer(nn.Module):
         normed = self.input_layernorm(hidden)
         attended, cache = self.self_attn(normed, rotation, cache, tokens)
         taken = normed if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden)
-        return hidden + attended + self.mlp(taken), cache
+        return hidden + attended + self.mlp(taken, tokens), cache
 
 
 _MODULES: Final[Mapping[type[LayerSpec], Callable[[Any, Ranks], nn.Module]]] = {
@@ -163,8 +163,8 @@ class CausalLm(nn.Module):
     ) -> tuple[RankLogits, list[Tensor]]:
         """Runs one step: R rows of T tokens, ids and positions int32 [rows, tokens]; see `bundle.abi`.
 
-        `where` has the inputs that say where the tokens are, by name; see `StepTokens.of_inputs`. Returns the logits
-        after each row's last token, and the new state.
+        `where` has the inputs that say where the tokens are, and which adapters change them, by name; see
+        `StepTokens.of_inputs`. Returns the logits after each row's last token, and the new state.
         """
         tokens = StepTokens.of_inputs(kind, state[0], position_ids, **where)
         rotations = {

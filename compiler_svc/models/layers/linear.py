@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import execution.adapters  # noqa: F401 - registers torch.ops.kiln.adapt
 from bundle.abi.formats import ACTIVATION_FORMATS
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.layers.step import StepTokens
 from compiler_svc.models.parameters import ParameterSpec
 from compiler_svc.models.specs import EmbeddingSpec, LinearSpec
 from execution.quantized_linear import quantize_rows
@@ -31,26 +33,48 @@ class SharedInput:
         return self._quantized[kind]
 
 
-class Linear(nn.Module):
-    """The one linear layer: outputs divided among ranks, inputs divided among ranks, or whole, as its spec says."""
+class Adaptable(nn.Module):
+    """A linear layer, or one of the parts of a fused layer, with the LoRA adapters that it has room for."""
 
     def __init__(self, spec: LinearSpec, ranks: Ranks) -> None:
         super().__init__()
+        own = {one.name: make_parameter(one, ranks) for one in spec.adapter_parameters()}
+        # What adapters add to a fused layer is in its parts.
+        self.lora_A, self.lora_B = (own.get(f"{spec.name}.{kind}") for kind in ("lora_A", "lora_B"))
+
+    def adapt(self, outputs: Tensor, hidden: Tensor, tokens: StepTokens | None) -> Tensor:
+        """Adds to the layer's outputs [rows, …, outputs] what the adapter of each row makes of its input, `hidden`
+        [rows, …, inputs]. If ranks divide the inputs, it is the rank's share of that.
+        """
+        if self.lora_A is None or self.lora_B is None:
+            return outputs
+        assert tokens is not None, "a layer with adapters is told of the step"
+        assert tokens.adapter_ids is not None, "a graph with adapters takes adapter_ids"
+        matrices = (cast(one, hidden.dtype) for one in (self.lora_A, self.lora_B))
+        added: Tensor = torch.ops.kiln.adapt(hidden, *matrices, tokens.adapter_ids)
+        return outputs + added
+
+
+class Linear(Adaptable):
+    """The one linear layer: outputs divided among ranks, inputs divided among ranks, or whole, as its spec says."""
+
+    def __init__(self, spec: LinearSpec, ranks: Ranks) -> None:
+        super().__init__(spec, ranks)
         parameters = {one.name.rpartition(".")[2]: make_parameter(one, ranks) for one in spec.parameters()}
         self.weight, self.bias, self.scale = parameters["weight"], parameters.get("bias"), parameters.get("scale")
         self.ranks = ranks
         self._activations = spec.activations
         self._sums_over_ranks = spec.inputs.is_divided and ranks.tp_degree > 1
 
-    def forward(self, taken: Tensor | SharedInput) -> Tensor:
-        """[…, inputs] to […, outputs]; of a divided axis the rank's part."""
+    def forward(self, taken: Tensor | SharedInput, tokens: StepTokens | None = None) -> Tensor:
+        """[…, inputs] to […, outputs]; of a divided axis the rank's part. Layers with adapters need `tokens`."""
         shared = taken if isinstance(taken, SharedInput) else SharedInput(taken)
         hidden = shared.hidden
         bias = None if self.bias is None else cast(self.bias, hidden.dtype)
         if self.scale is None and not self._sums_over_ranks:
-            return functional.linear(hidden, cast(self.weight, hidden.dtype), bias)
+            return self.adapt(functional.linear(hidden, cast(self.weight, hidden.dtype), bias), hidden, tokens)
         # Every rank holds the whole bias: it is added once, to the sum.
-        total = self._multiply(shared)
+        total = self.adapt(self._multiply(shared), hidden, tokens)
         total = self.ranks.all_reduce(total) if self._sums_over_ranks else total
         return total if bias is None else total + bias
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from compiler_svc.models.layers.linear import Linear, SharedInput
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.layers.step import StepTokens
 from compiler_svc.models.specs import FeedForwardSpec, MlpSpec
 
 #: By Hugging Face's names; `decoder_config.HIDDEN_ACTS` lists them without torch.
@@ -36,10 +37,11 @@ class GatedMlp(nn.Module):
         self.up_proj = Linear(spec.up, ranks)
         self.down_proj = Linear(spec.down, ranks)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[…, hidden_size] to the same shape."""
+    def forward(self, hidden: Tensor, tokens: StepTokens) -> Tensor:
+        """[rows, tokens, hidden_size] to the same shape."""
         shared = SharedInput(hidden)
-        activated: Tensor = self.down_proj(self.act(self.gate_proj(shared)) * self.up_proj(shared))
+        gated = self.act(self.gate_proj(shared, tokens)) * self.up_proj(shared, tokens)
+        activated: Tensor = self.down_proj(gated, tokens)
         return activated
 
 
@@ -52,9 +54,9 @@ class PlainMlp(nn.Module):
         self.up_proj = Linear(spec.up, ranks)
         self.down_proj = Linear(spec.down, ranks)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[…, hidden_size] to the same shape."""
-        activated: Tensor = self.down_proj(self.act(self.up_proj(hidden)))
+    def forward(self, hidden: Tensor, tokens: StepTokens) -> Tensor:
+        """[rows, tokens, hidden_size] to the same shape."""
+        activated: Tensor = self.down_proj(self.act(self.up_proj(hidden, tokens)), tokens)
         return activated
 
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a step are: in their sequences, and in the KV cache."""
+"""What all layers know of a step: where its tokens are, in their sequences and in the KV cache, and their adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
-    """The tokens of one step, as `kiln::attend` takes them.
+    """The tokens of one step, as `kiln::attend` and `kiln::adapt` take them.
 
     Attributes:
         positions: int32 [rows, tokens]: place in the sequence, which is the place in the cache; -1 for padding and in
@@ -34,6 +34,7 @@ class StepTokens:
         block_table: int32 [rows, blocks of a row]: the blocks that hold the row's sequence; of slots, the row's slot.
         last: int32 [rows]: the row's last token; None if rows have one token.
         prompt_lens: int32 [rows]: tokens of the row's prompt; None if it is not known.
+        adapter_ids: int32 [rows]: slot of the row's LoRA adapter; -1: it has none. None if no layer has room for any.
     """
 
     kind: StepKind
@@ -41,6 +42,7 @@ class StepTokens:
     block_table: Tensor
     last: Tensor | None
     prompt_lens: Tensor | None = None
+    adapter_ids: Tensor | None = None
 
     @classmethod
     def of_inputs(
@@ -56,6 +58,7 @@ class StepTokens:
         computed_context_lens: Tensor | None = None,
         prompt_lens: Tensor | None = None,
         live_rows: Tensor | None = None,
+        adapter_ids: Tensor | None = None,
     ) -> StepTokens:
         """Finds the tokens in an executable's inputs (`bundle.abi.inputs`). `cache` is any tensor of the KV cache."""
         rows, width = position_ids.shape
@@ -87,7 +90,14 @@ class StepTokens:
             numbers = torch.arange(rows, dtype=torch.int32, device=position_ids.device)
             is_token = is_token & (numbers < live_rows)[:, None]
         positions = torch.where(is_token, position_ids, -1)
-        return cls(kind=kind, positions=positions, block_table=block_table, last=last, prompt_lens=prompt_lens)
+        return cls(
+            kind=kind,
+            positions=positions,
+            block_table=block_table,
+            last=last,
+            prompt_lens=prompt_lens,
+            adapter_ids=adapter_ids,
+        )
 
     @property
     def lengths(self) -> Tensor:

@@ -1,15 +1,21 @@
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from bundle.abi.outputs import list_flags
-from bundle.manifest import Sampling, TensorSpec
+from bundle.manifest import Sampling, TensorSpec, WeightSet
 from compiler_svc.models.registry import describe_model, find_family
+from compiler_svc.models.specs import AdapterSlots
 from compiler_svc.models.state import KeptAs
-from compiler_svc.models.transforms import ModelChanges
+from compiler_svc.models.transforms import Adapters, ModelChanges, with_adapters
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.trace.submodels import describe_adapters, describe_state, describe_submodel
+from execution.errors import StepInvalid
+from execution.executors.arguments import StepArguments, make_tensors
+from execution.step import StepForm
+from tests.bundles.manifests import describe_executable, make_manifest
 from tests.checkpoints.specs import HOST_SAMPLING
 from tests.unit.compiler_svc.models.sizes import SIZES
 
@@ -66,6 +72,57 @@ def test_token_generation() -> None:
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
     others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows", "adapters"}
     assert set(submodel.flags) == list_flags() - others
+
+
+ROOM = Adapters(slots=AdapterSlots(slots=4, rank=3), targets=("o_proj", "v_proj"))
+
+
+def test_rows_name_their_adapters_if_layers_have_room_for_some() -> None:
+    spec = make_spec(description=with_adapters(describe_model(CONFIG), ROOM), tp_degree=2)
+    for name, rows in (("context_encoding", 2), ("token_generation", 5)):
+        submodel = describe_submodel(spec, name, 64)
+        assert submodel.flags == ("adapters", "logits")
+        assert submodel.inputs[-1] == TensorSpec(name="adapter_ids", dtype="int32", shape=(rows,))
+    (weights,) = describe_adapters(spec)
+    shapes = {one.name: (one.dtype, one.shape) for one in weights.shards[1].tensors if "layers.1" in one.name}
+    heads, hidden = SIZES["num_attention_heads"] // 2, SIZES["hidden_size"]
+    head_dim = hidden // SIZES["num_attention_heads"]
+    at = "model.layers.1.self_attn"
+    assert shapes == {
+        f"{at}.o_proj.lora_A": ("bfloat16", (4, 3, heads * head_dim)),
+        f"{at}.o_proj.lora_B": ("bfloat16", (4, hidden, 3)),
+        f"{at}.v_proj.lora_A": ("bfloat16", (4, 3, hidden)),
+        f"{at}.v_proj.lora_B": ("bfloat16", (4, 2 * head_dim, 3)),
+    }
+
+
+def test_room_for_adapters_is_part_of_what_a_graph_spec_says() -> None:
+    plain = describe_model(CONFIG)
+    assert describe_adapters(make_spec()) == ()
+    assert "adapters" not in make_spec().to_json()
+    rooms = [replace(ROOM, slots=AdapterSlots(slots=slots, rank=rank)) for slots, rank in ((4, 3), (5, 3), (4, 4))]
+    said = [make_spec(description=with_adapters(plain, room)).to_json() for room in rooms]
+    assert all(one["parameters"] == make_spec().to_json()["parameters"] for one in said)
+    assert [one["adapters"]["model.layers.0.self_attn.v_proj.lora_B"] for one in said] == [
+        (slots, 4 * SIZES["hidden_size"] // SIZES["num_attention_heads"], rank)
+        for slots, rank in ((4, 3), (5, 3), (4, 4))
+    ]
+
+
+def test_steps_take_no_slot_behind_the_last() -> None:
+    spec = make_spec(description=with_adapters(describe_model(CONFIG), ROOM))
+    executable = describe_executable(describe_submodel(spec, "token_generation", 64))
+    sets = (WeightSet(name="model", shards=()), *describe_adapters(spec))
+    manifest = make_manifest(executables=[executable], weight_sets=sets)
+    arguments = StepArguments(manifest)
+    inputs = make_tensors(executable.inputs, StepForm(manifest, executable).make_idle())
+    assert inputs["adapter_ids"].tolist() == [-1] * 5
+    inputs["adapter_ids"][2] = 3
+    arguments.order(executable, inputs)
+    for slot in (-2, 4):
+        inputs["adapter_ids"][2] = slot
+        with pytest.raises(StepInvalid, match=rf"inputs\[adapter_ids\]: got {slot}; accepted: -1 to 3"):
+            arguments.order(executable, inputs)
 
 
 @pytest.mark.parametrize(("tp_degree", "share"), [(1, 100), (3, 34)])
