@@ -61,6 +61,23 @@ class WeightsAwaited(ExecutionError, code="INTERNAL"):
     message = "the bundle came without weights: stage some and swap them in before the first step"
 
 
+class WeightSetNotMutable(ExecutionError, code="INTERNAL"):
+    """A write to a weight set that the bundle does not have, or that executors map from files."""
+
+    violation = FieldViolation("weight_set", "{weight_set!r}", "mutable sets of the bundle: {mutable}")
+    weight_set: str
+    mutable: Unsaid[Sequence[str]]
+
+
+class EntryUnknown(ExecutionError, code="INTERNAL"):
+    """A write to an entry that the tensors of a mutable weight set do not have."""
+
+    violation = FieldViolation("weight_sets[{weight_set}].index", "{index}", "0 to {last_index}")
+    weight_set: str
+    index: int
+    last_index: int
+
+
 class SlotUnknown(ExecutionError, code="INTERNAL"):
     """A slot that the KV cache does not have."""
 

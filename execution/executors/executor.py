@@ -20,7 +20,7 @@ class Executor(Protocol):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights in use."""
+        """Bytes of the weights in use, with those of mutable sets."""
 
     @property
     def state_bytes(self) -> int:
@@ -50,7 +50,7 @@ class Executor(Protocol):
         """
 
     def swap_weights(self) -> None:
-        """Puts the staged weights in use and releases the old ones.
+        """Puts the staged weights in use and releases the old ones. Mutable sets keep what they hold.
 
         Raises:
             WeightsNotStaged: Nothing is staged.
@@ -58,6 +58,20 @@ class Executor(Protocol):
 
     def discard_staged(self) -> None:
         """Releases staged weights, if any."""
+
+    def write(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Writes one entry of a mutable weight set: the part of each of its tensors at `index` of the first axis.
+
+        Args:
+            path: A safetensors file with the tensors of the set by their names, in their dtypes and in their shapes
+                without the first axis; others in it are ignored. None zeroes the entry.
+
+        Raises:
+            WeightSetNotMutable: The bundle has no mutable weight set of this name.
+            EntryUnknown: The set has no entry `index`.
+            WeightsInvalid: The file does not fit. After each of these errors, the set holds what it held.
+            DeviceCallFailed: The device's library failed; the entry may be half written.
+        """
 
     def zero_state(self, slots: Sequence[int] | None) -> int:
         """Zeroes the given slots of the KV cache, or all of it for None; returns the bytes written.

@@ -1,18 +1,20 @@
-"""Maps weights from safetensors files."""
+"""Maps weights from safetensors files, and makes those of mutable sets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bundle.errors import FieldViolation
 from bundle.host.shortage import find_shortage
-from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightShard
-from execution.dtypes import dtype_name
-from execution.errors import WeightsInvalid, WeightsNotStaged
+from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightSet, WeightShard
+from execution.dtypes import TORCH_DTYPES, dtype_name
+from execution.errors import EntryUnknown, WeightSetNotMutable, WeightsInvalid, WeightsNotStaged
 
 
 def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
@@ -41,23 +43,49 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
     return tensors
 
 
+def map_entry(
+    manifest: Manifest, rank: int, weight_set: str, index: int, path: Path | None
+) -> dict[str, Tensor] | None:
+    """Checks a write of one entry of a rank's mutable weight set; see `execution.executors.executor.Executor.write`.
+
+    Returns:
+        The tensors of the entry, by name, mapped from their file; None if there is no file, as the write zeroes.
+    """
+    mutable = {one.name: one for one in manifest.weight_sets if one.is_mutable}
+    if weight_set not in mutable:
+        raise WeightSetNotMutable(weight_set, sorted(mutable))
+    shard = find_shard(mutable[weight_set], rank)
+    num_entries = min(spec.shape[0] for spec in shard.tensors)
+    if not 0 <= index < num_entries:
+        raise EntryUnknown(weight_set, index, num_entries - 1)
+    if path is None:
+        return None
+    tensors = tuple(msgspec.structs.replace(spec, shape=spec.shape[1:]) for spec in shard.tensors)
+    return map_weights(path, msgspec.structs.replace(shard, tensors=tensors))
+
+
+def find_shard(weight_set: WeightSet, rank: int) -> WeightShard:
+    """Finds the shard of a rank."""
+    return next(shard for shard in weight_set.shards if shard.rank == rank)
+
+
 class RankWeights:
     """One rank's weights: those in use and, if a swap is prepared, those staged to replace them.
 
     Both are by weight set and name; `staged` is None if nothing is staged. Sets that came without a file are missing
-    from `active` until a swap.
+    from `active` until a swap, but for mutable ones: these begin with zeros, and no swap replaces them.
     """
 
     def __init__(self, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
-        self._shards = {
-            weight_set.name: next(shard for shard in weight_set.shards if shard.rank == rank)
-            for weight_set in manifest.weight_sets
-        }
-        self.active = {
-            name: map_weights(blob_path(shard.blob), shard)
-            for name, shard in self._shards.items()
-            if shard.blob is not None
-        }
+        self._manifest, self._rank = manifest, rank
+        self._shards = {one.name: find_shard(one, rank) for one in manifest.weight_sets}
+        self.active: dict[str, dict[str, Tensor]] = {}
+        for one in manifest.weight_sets:
+            shard = self._shards[one.name]
+            if one.is_mutable:
+                self.active[one.name] = _make_zeros(shard)
+            elif shard.blob is not None:
+                self.active[one.name] = map_weights(blob_path(shard.blob), shard)
         self.staged: dict[str, dict[str, Tensor]] | None = None
 
     @property
@@ -75,6 +103,15 @@ class RankWeights:
         self.staged = {**self.active, MODEL_WEIGHTS: map_weights(path, self._shards[MODEL_WEIGHTS])}
         return self.staged
 
+    def write(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Writes one entry of a mutable set in place, so that programs need not be bound to it again."""
+        entry = map_entry(self._manifest, self._rank, weight_set, index, path)
+        for name, tensor in self.active[weight_set].items():
+            if entry is None:
+                tensor[index].zero_()
+            else:
+                tensor[index].copy_(entry[name])
+
     def swap(self) -> None:
         """Puts the staged weights in use."""
         if self.staged is None:
@@ -88,3 +125,7 @@ class RankWeights:
     def close(self) -> None:
         """Releases all weights."""
         self.active, self.staged = {}, None
+
+
+def _make_zeros(shard: WeightShard) -> dict[str, Tensor]:
+    return {spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in shard.tensors}

@@ -21,6 +21,7 @@ from bundle.abi.state import AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SubmodelName
 from bundle.digest import sha256_file
 from bundle.manifest import (
+    ADAPTER_WEIGHTS,
     ConstantBinding,
     Executable,
     Manifest,
@@ -263,3 +264,39 @@ def make_bundle(
     weight_sets = (WeightSet(name="model", shards=weight_shards),)
     manifest = describe_toy(built, picks, tp_degree, weight_sets=weight_sets)
     return ToyBundle(manifest, blobs, {seed: of[0] for seed, of in shards.items()}, shards)
+
+
+#: What a writable toy has in its mutable set: an entry is the row of one token.
+WRITABLE = ("embedding.weight", "head.bias")
+
+
+def make_writable(manifest: Manifest, names: Sequence[str] = WRITABLE) -> Manifest:
+    """The bundle with some of its weights in the mutable set `ADAPTER_WEIGHTS`, where they begin with zeros."""
+    (model,) = manifest.weight_sets
+    kept, moved = (
+        [
+            msgspec.structs.replace(one, tensors=tuple(x for x in one.tensors if (x.name in names) is is_moved))
+            for one in model.shards
+        ]
+        for is_moved in (False, True)
+    )
+    made = tuple(msgspec.structs.replace(one, blob=None, size_bytes=0) for one in moved)
+    executables = []
+    for executable in manifest.executables:
+        constants = tuple(
+            msgspec.structs.replace(one, weight_set=ADAPTER_WEIGHTS) if one.tensor in names else one
+            for one in executable.constants
+        )
+        executables.append(msgspec.structs.replace(executable, constants=constants))
+    weight_sets = (
+        msgspec.structs.replace(model, shards=tuple(kept)),
+        WeightSet(name=ADAPTER_WEIGHTS, shards=made, is_mutable=True),
+    )
+    return msgspec.structs.replace(manifest, executables=tuple(executables), weight_sets=weight_sets)
+
+
+def save_entry(seed: int, token: int, path: Path, names: Sequence[str] = WRITABLE) -> Path:
+    """Saves what the weights of a seed have for one token, as an entry of a writable toy."""
+    weights = make_model(seed).state_dict()
+    save_file({name: weights[name][token].clone() for name in names}, path)
+    return path

@@ -177,9 +177,10 @@ class DeviceTensor:
         except DeviceMemoryShort as error:
             raise DeviceMemoryShort(name, size_bytes, device.free_bytes) from error
 
-    def write(self, address: int) -> None:
-        """Copies the whole tensor from host memory."""
-        self._device.call("nrt_tensor_write", self.handle, address, 0, self.size_bytes)
+    def write(self, address: int, offset: int = 0, size_bytes: int | None = None) -> None:
+        """Copies a part from host memory; by default, the whole tensor."""
+        size_bytes = self.size_bytes if size_bytes is None else size_bytes
+        self._device.call("nrt_tensor_write", self.handle, address, offset, size_bytes)
 
     def read(self, address: int) -> None:
         """Copies the whole tensor to host memory."""

@@ -131,6 +131,10 @@ class NeuronExecutor:
         self._free_staged_sets()
         self._weights.discard_staged()
 
+    def write(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Writes one entry of a mutable weight set, or zeroes it."""
+        self._weights.write(weight_set, index, path)
+
     def zero_state(self, slots: Sequence[int] | None) -> int:
         """Zeroes slots, or all for None; returns the bytes written."""
         return self._state.zero(slots)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bundle.manifest import MODEL_WEIGHTS, Manifest
+from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightShard
 from execution.errors import WeightsNotStaged
 from execution.executors.neuron.device import DeviceTensor, NeuronDevice
-from execution.executors.weights import map_weights
+from execution.executors.neuron.program import count_bytes
+from execution.executors.weights import find_shard, map_entry, map_weights
 
 #: By weight set and name.
 _Weights = dict[tuple[str, str], DeviceTensor]
@@ -19,22 +20,24 @@ _Weights = dict[tuple[str, str], DeviceTensor]
 class DeviceWeights:
     """One rank's weights on its core: those in use and, if a swap is prepared, those staged to replace them.
 
-    `active` has those in use, by weight set and name; sets that came without a file are missing until a swap.
+    `active` has those in use, by weight set and name; sets that came without a file are missing until a swap, but for
+    mutable ones: these begin with zeros, and no swap replaces them.
     """
 
     def __init__(self, device: NeuronDevice, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
-        """Writes every weight set to the core, straight from the pages of its file."""
+        """Writes weights to the core, straight from the pages of their files."""
         self._device = device
-        self._shards = {
-            weight_set.name: next(shard for shard in weight_set.shards if shard.rank == rank)
-            for weight_set in manifest.weight_sets
-        }
+        self._manifest, self._rank = manifest, rank
+        self._shards = {one.name: find_shard(one, rank) for one in manifest.weight_sets}
         self.active: _Weights = {}
         self._staged: _Weights | None = None
         try:
-            for name, shard in self._shards.items():
-                if shard.blob is not None:
-                    self.active |= self._upload(name, map_weights(blob_path(shard.blob), shard))
+            for one in manifest.weight_sets:
+                shard = self._shards[one.name]
+                if one.is_mutable:
+                    self.active |= self._make_zeros(one.name, shard)
+                elif shard.blob is not None:
+                    self.active |= self._upload(one.name, map_weights(blob_path(shard.blob), shard))
         except BaseException:
             self.close()
             raise
@@ -59,6 +62,16 @@ class DeviceWeights:
         self._staged = self._upload(MODEL_WEIGHTS, mapped)
         return self.active | self._staged
 
+    def write(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Writes one entry of a mutable set in place, so that programs need not be bound to it again."""
+        entry = map_entry(self._manifest, self._rank, weight_set, index, path)
+        for spec in self._shards[weight_set].tensors:
+            tensor, entry_bytes = self.active[weight_set, spec.name], count_bytes(spec.dtype, spec.shape[1:])
+            if entry is None:
+                tensor.zero(index * entry_bytes, entry_bytes)
+            else:
+                tensor.write(entry[spec.name].data_ptr(), index * entry_bytes, entry_bytes)
+
     def swap(self) -> None:
         """Puts the staged weights in use, and frees those that they replace."""
         if self._staged is None:
@@ -82,17 +95,28 @@ class DeviceWeights:
 
     def _upload(self, weight_set: str, tensors: Mapping[str, Tensor]) -> _Weights:
         """Writes tensors to new memory of the core. The file need not stay mapped."""
-        needed_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self._device.require_memory(f"weights of {weight_set}", needed_bytes)
-        uploaded: _Weights = {}
+        sizes_bytes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        return self._allocate(weight_set, sizes_bytes, lambda name, made: made.write(tensors[name].data_ptr()))
+
+    def _make_zeros(self, weight_set: str, shard: WeightShard) -> _Weights:
+        """Makes the tensors of a mutable set."""
+        sizes_bytes = {spec.name: count_bytes(spec.dtype, spec.shape) for spec in shard.tensors}
+        return self._allocate(weight_set, sizes_bytes, lambda _, made: made.zero(0, made.size_bytes))
+
+    def _allocate(
+        self, weight_set: str, sizes_bytes: Mapping[str, int], fill: Callable[[str, DeviceTensor], None]
+    ) -> _Weights:
+        """Makes tensors of all the sizes, each filled by its name, or none if that fails."""
+        self._device.require_memory(f"weights of {weight_set}", sum(sizes_bytes.values()))
+        made: _Weights = {}
         try:
-            for name, tensor in tensors.items():
-                on_core = uploaded[weight_set, name] = DeviceTensor(self._device, name, tensor.nbytes)
-                on_core.write(tensor.data_ptr())
+            for name, size_bytes in sizes_bytes.items():
+                made[weight_set, name] = DeviceTensor(self._device, name, size_bytes)
+                fill(name, made[weight_set, name])
         except BaseException:
-            _free(uploaded)
+            _free(made)
             raise
-        return uploaded
+        return made
 
 
 def _free(tensors: _Weights) -> None:

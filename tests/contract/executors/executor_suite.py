@@ -261,7 +261,7 @@ class ExecutorSuite:
         assert str(tmp_path) not in str(caught.value), "clients see it"
         expected = {
             "missing": ["tensors[head.bias]: got nothing; accepted: float32 [48]"],
-            "shape": ["tensors[head.bias]: got float32 [24, 2]; accepted: float32 [48]"],
+            "shape": ["tensors[head.bias]: got float32 [1, 48]; accepted: float32 [48]"],
             "dtype": ["tensors[head.bias]: got bfloat16 [48]; accepted: float32 [48]"],
         }
         assert [str(violation) for violation in caught.value.violations] == expected.get(fault, [])
@@ -341,6 +341,6 @@ def write_faulty_weights(good: Path, path: Path, fault: str) -> Path:
     else:
         bias = tensors.pop("head.bias")
         if fault != "missing":
-            tensors["head.bias"] = bias.view(24, 2) if fault == "shape" else bias.bfloat16()
+            tensors["head.bias"] = bias[None] if fault == "shape" else bias.bfloat16()
         save_file(tensors, path)
     return path

@@ -7,12 +7,13 @@ from bundle.abi.outputs import INVALID_ROW
 from execution.errors import ExecutableInvalid
 from execution.executors.executor import load_executor
 from tests.contract.executors.executor_suite import TKG, ExecutorSuite, rebind, token_inputs, with_executable
+from tests.contract.executors.write_suite import WriteSuite
 from tests.ranks.toy import ToyBundle, make_model, save_shard
 from tests.ranks.toy_bundles import MakeToy
 
 
 @pytest.mark.toolchain
-class TestAotiExecutor(ExecutorSuite):
+class TestAotiExecutor(ExecutorSuite, WriteSuite):
     @pytest.fixture
     def toy_bundle(self, toy: MakeToy) -> ToyBundle:
         return toy("logits", 1)

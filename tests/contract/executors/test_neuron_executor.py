@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bundle.errors import KilnError
-from bundle.manifest import Manifest, Target
+from bundle.manifest import ADAPTER_WEIGHTS, Manifest, Target
 from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung, DeviceMemoryShort, DeviceUnsuitable
 from execution.errors import ExecutableInvalid, StepFailed, WeightsAwaited, WeightsNotStaged
 from execution.executors.executor import Executor, load_executor
@@ -30,10 +30,11 @@ from tests.contract.executors.executor_suite import (
     prompt_inputs,
     token_inputs,
 )
+from tests.contract.executors.write_suite import WriteSuite
 from tests.hang_guard import HANG_S
 from tests.neuron.host import Faults
 from tests.neuron.toys import write_neff
-from tests.ranks.toy import LENGTH, SLOTS, ToyBundle, make_model, save_shard
+from tests.ranks.toy import LENGTH, SLOTS, ToyBundle, make_model, make_writable, save_entry, save_shard
 
 WEIGHTS_BYTES = sum(tensor.nbytes for tensor in make_model(0).state_dict().values())
 
@@ -68,7 +69,7 @@ def replace_first(bundle: ToyBundle, path: Path, **fields: int) -> tuple[Manifes
     return msgspec.structs.replace(bundle.manifest, executables=(changed, *others)), bundle.blobs | {changed.blob: path}
 
 
-class TestNeuronExecutor(ExecutorSuite):
+class TestNeuronExecutor(ExecutorSuite, WriteSuite):
     def test_weights_are_the_files_own_pages(self, executor: Executor, toy_bundle: ToyBundle) -> None:
         """Here they are not: they lie in the core's memory, and no file stays mapped."""
         executor.stage_weights(toy_bundle.weights[1])
@@ -116,12 +117,24 @@ def test_swaps_under_steps_leak_nothing(executor: Executor, device: NeuronDevice
 def test_failed_loads_leave_nothing_on_the_core(
     device: NeuronDevice, toy_bundle: ToyBundle, tmp_path: Path, faults: Faults
 ) -> None:
-    before = used_bytes(device)
-    for call in ("nrt_load", "nrt_tensor_allocate", "nrt_tensor_write", "nrt_add_tensor_to_tensor_set"):
-        faults.set(call, 4)
+    before, manifest = used_bytes(device), make_writable(toy_bundle.manifest)
+    for call in ("load", "tensor_allocate", "tensor_write", "tensor_memset", "add_tensor_to_tensor_set"):
+        faults.set(f"nrt_{call}", 4)
         with pytest.raises(DeviceMemoryShort):
-            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+            load_executor(manifest, 0, toy_bundle.blob_path)
         assert used_bytes(device) == before
+    faults.clear()
+    load_executor(manifest, 0, toy_bundle.blob_path).close()
+    assert used_bytes(device) == before
+
+
+def test_write_that_the_library_fails_is_named(toy_bundle: ToyBundle, faults: Faults, tmp_path: Path) -> None:
+    executor = load_executor(make_writable(toy_bundle.manifest), 0, toy_bundle.blob_path)
+    for call, path in (("write", save_entry(0, 7, tmp_path / "entry.safetensors")), ("memset", None)):
+        faults.set(f"nrt_tensor_{call}", 1)
+        with pytest.raises(KilnError, match=rf"nrt_tensor_{call} failed: NRT_FAILURE \(1\)"):
+            executor.write(ADAPTER_WEIGHTS, 7, path)
+    executor.close()
 
 
 class TestMemory:

@@ -15,6 +15,7 @@ from tests.contract.executors.executor_suite import CTE, TKG, ExecutorSuite, Ref
 from tests.contract.executors.outside import install
 from tests.contract.executors.toy_executor import ToyExecutable
 from tests.contract.executors.toy_format import TOY
+from tests.contract.executors.write_suite import WriteSuite
 from tests.ranks.toy import ToyBundle, make_bundle, make_model
 from tests.ranks.toy_groups import step
 
@@ -47,7 +48,7 @@ def toy_bundle(uninstalled: ToyBundle, tmp_path: Path, monkeypatch: pytest.Monke
     return uninstalled
 
 
-class TestToyExecutor(ExecutorSuite):
+class TestToyExecutor(ExecutorSuite, WriteSuite):
     """The suite, on `toy_bundle`."""
 
 
