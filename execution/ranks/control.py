@@ -66,6 +66,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return launches
 
 
+def name_format(manifest: Manifest) -> str:
+    """Names the format of all executables; empty if there are none, which `Load` reports."""
+    return next((executable.format for executable in manifest.executables), "")
+
+
 def meet_on_devices(manifest: Manifest) -> bool:
     """Whether ranks exchange tensors through devices of their own, and not through the host's memory."""
     return any(find_format(executable.format).meeting_variable for executable in manifest.executables)

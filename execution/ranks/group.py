@@ -34,6 +34,7 @@ from execution.ranks.control import (
     Zeroed,
     ZeroState,
     meet_on_devices,
+    name_format,
 )
 from execution.ranks.forkservers import OpenForkserver, RankForkservers
 from execution.ranks.handle import LoadProgress, RankHandle
@@ -104,7 +105,7 @@ class RankGroup:
                 self._collectives.close()
             raise
         self._ranks: list[RankHandle] = []
-        self._watchdog = _make_watchdog(self._ranks, manifest, min_step_timeout_s, self.end)
+        self._watchdog = RankWatchdog.of(self._ranks, manifest, min_step_timeout_s, self.end)
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
         # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on
@@ -144,7 +145,7 @@ class RankGroup:
                 empty for none of its own. Ranks get the host's numbers of them; see `execution.visible_cores`.
         """
         require_isa(manifest)
-        executable_format = _format_of(manifest)
+        executable_format = name_format(manifest)
         if executable_format:
             cores = number_on_host(find_format(executable_format), cores)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
@@ -363,20 +364,3 @@ class RankGroup:
             self.died.set_result(rank.death)
         for other in self._ranks:
             other.kill()
-
-
-def _make_watchdog(
-    ranks: Sequence[RankHandle], manifest: Manifest, min_step_timeout_s: float, end: Callable[[RankLost], None]
-) -> RankWatchdog:
-    """Makes one that waits at least as long as the library of a device does, which knows more of it."""
-    executable_format = _format_of(manifest)
-    if not executable_format:
-        return RankWatchdog(ranks, min_step_timeout_s, end)
-    device = find_format(executable_format)
-    step_timeout_s = max(min_step_timeout_s, device.find_step_timeout_s(manifest.limits.max_length))
-    return RankWatchdog(ranks, step_timeout_s, end, min_load_timeout_s=device.load_timeout_s)
-
-
-def _format_of(manifest: Manifest) -> str:
-    """The format of all executables; empty if there are none, which `load` reports."""
-    return next((executable.format for executable in manifest.executables), "")

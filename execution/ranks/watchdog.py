@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Self
 
+from bundle.manifest import Manifest
 from execution.errors import RankHung
-from execution.ranks.control import Launch, Load, RunStep, StageWeights, WarmUp
+from execution.ranks.control import Launch, Load, RunStep, StageWeights, WarmUp, name_format
 from execution.ranks.handle import RankHandle
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch, is_stopped
+from targets.registry import find_format
 
 #: Seconds that every step may take, if no option says otherwise.
 MIN_STEP_TIMEOUT_S: Final = 30.0
@@ -53,6 +55,22 @@ class RankWatchdog:
         self._interval_s = min_step_timeout_s / LOOKS_PER_TIMEOUT
         self._stall = Stall(self._interval_s, idle_share=_IDLE_SHARE)
         self._watch = Watch(self._interval_s, self._look)
+
+    @classmethod
+    def of(
+        cls,
+        ranks: Sequence[RankHandle],
+        manifest: Manifest,
+        min_step_timeout_s: float,
+        on_hung: Callable[[RankHung], None],
+    ) -> Self:
+        """Makes one that waits at least as long as the library of a device does, which knows more of it."""
+        executable_format = name_format(manifest)
+        if not executable_format:
+            return cls(ranks, min_step_timeout_s, on_hung)
+        device = find_format(executable_format)
+        step_timeout_s = max(min_step_timeout_s, device.find_step_timeout_s(manifest.limits.max_length))
+        return cls(ranks, step_timeout_s, on_hung, min_load_timeout_s=device.load_timeout_s)
 
     def stop(self) -> None:
         """Looks no more. Calling it again is harmless."""

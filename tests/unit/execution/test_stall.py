@@ -15,7 +15,6 @@ import pytest
 from execution.errors import RankHung
 from execution.forkserver.worker import CallUnderWay
 from execution.ranks.control import Call, Load, RunStep, StageWeights, ZeroState
-from execution.ranks.group import _make_watchdog
 from execution.ranks.watchdog import BUSY_FACTOR, HURRY_DIVISOR, STEP_FACTOR, RankWatchdog
 from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch, is_stopped, read_cpu_s
 from tests.bundles.manifests import make_manifest
@@ -177,7 +176,7 @@ async def test_a_step_of_a_device_may_take_as_long_as_its_library_waits(
     manifest = with_neffs(make_manifest())
     limits = msgspec.structs.replace(manifest.limits, max_length=max_length)
     harness.watchdog.stop()
-    harness.watchdog = _make_watchdog(
+    harness.watchdog = RankWatchdog.of(
         harness.watchdog._ranks, msgspec.structs.replace(manifest, limits=limits), TIMEOUT_S, harness.hung.append
     )
     harness.call(STEP)
