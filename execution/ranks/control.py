@@ -121,6 +121,16 @@ class DiscardStaged(_Message, frozen=True):
     """Release the staged weights. The answer is `Done`."""
 
 
+class WriteEntry(_Message, frozen=True, kw_only=True):
+    """Write one entry of a mutable weight set, or only check whether that can be done. The answer is `Done`."""
+
+    weight_set: str
+    index: int
+    #: The file of the entry; None zeroes it.
+    path: str | None
+    only_check: bool
+
+
 class ZeroState(_Message, frozen=True, kw_only=True):
     """Zero slots of the KV cache, None for all. The answer is `Zeroed`."""
 
@@ -157,7 +167,7 @@ class Zeroed(_Message, frozen=True, kw_only=True):
     size_bytes: int
 
 
-Call = Load | WarmUp | RunStep | StageWeights | SwapWeights | DiscardStaged | ZeroState
+Call = Load | WarmUp | RunStep | StageWeights | SwapWeights | DiscardStaged | WriteEntry | ZeroState
 Answer = Done | Loaded | Stepped | Swapped | Zeroed
 
 decode_launch = msgspec.msgpack.Decoder(Launch).decode

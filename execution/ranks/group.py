@@ -31,6 +31,7 @@ from execution.ranks.control import (
     Swapped,
     SwapWeights,
     WarmUp,
+    WriteEntry,
     Zeroed,
     ZeroState,
     meet_on_devices,
@@ -258,14 +259,9 @@ class RankGroup:
         If one rank swaps and another cannot, the group ends.
         """
         async with self._turn:
-            calls = (rank.ask(SwapWeights(), Swapped) for rank in self._ranks)
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            failed = [not isinstance(outcome, Swapped) for outcome in outcomes]
-            if any(failed) and not all(isinstance(outcome, WeightsNotStaged) for outcome in outcomes):
-                # Ranks with different weights would compute garbage.
-                self._ranks[failed.index(True)].kill()
-                await self._ranks[failed.index(True)].wait_ended()
-            swapped = self._unwrap(outcomes)
+            swapped = await self._change_weights(
+                [rank.ask(SwapWeights(), Swapped) for rank in self._ranks], WeightsNotStaged
+            )
             self.weights_bytes = sum(answer.weights_bytes for answer in swapped)
             return max(answer.duration_s for answer in swapped)
 
@@ -273,6 +269,23 @@ class RankGroup:
     async def discard_staged(self) -> None:
         """Releases staged weights, if any."""
         await self._call_all(DiscardStaged(), Done)
+
+    @_seen_through
+    async def write(self, weight_set: str, index: int, paths_by_rank: Mapping[int, Path] | None) -> None:
+        """Writes one entry of a mutable weight set between two steps, on all ranks or on none; None zeroes it.
+
+        Every rank first checks its file; see `execution.executors.executor.Executor.write` for files and errors. If a
+        rank cannot write what it has checked, the group ends.
+        """
+
+        def ask_all(*, only_check: bool) -> list[Coroutine[Any, Any, Done]]:
+            paths = [None if paths_by_rank is None else str(paths_by_rank[rank.rank]) for rank in self._ranks]
+            calls = [WriteEntry(weight_set=weight_set, index=index, path=one, only_check=only_check) for one in paths]
+            return [rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)]
+
+        await self._gather(ask_all(only_check=True))
+        async with self._turn:
+            await self._change_weights(ask_all(only_check=False))
 
     @_seen_through
     async def zero_state(self, slots: Sequence[int] | None) -> int:
@@ -346,6 +359,18 @@ class RankGroup:
 
     async def _gather(self, calls: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
         return self._unwrap(await asyncio.gather(*calls, return_exceptions=True))
+
+    async def _change_weights(
+        self, calls: Sequence[Coroutine[Any, Any, AnswerT]], harmless: type[KilnError] | tuple[()] = ()
+    ) -> list[AnswerT]:
+        """Ends the group if one of the calls fails, unless all do with the error that changes nothing."""
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [isinstance(outcome, BaseException) for outcome in outcomes]
+        if any(failed) and not all(isinstance(outcome, harmless) for outcome in outcomes):
+            # Ranks with different weights would compute garbage.
+            self._ranks[failed.index(True)].kill()
+            await self._ranks[failed.index(True)].wait_ended()
+        return self._unwrap(outcomes)
 
     def _unwrap(self, outcomes: Sequence[AnswerT | BaseException]) -> list[AnswerT]:
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -19,6 +19,7 @@ from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
+from execution.executors.weights import map_entry
 from execution.ranks.control import (
     Answer,
     Call,
@@ -33,6 +34,7 @@ from execution.ranks.control import (
     Swapped,
     SwapWeights,
     WarmUp,
+    WriteEntry,
     Zeroed,
     ZeroState,
 )
@@ -92,6 +94,8 @@ class Rank:
                 return Swapped(duration_s=duration_s, weights_bytes=self._executor.weights_bytes)
             case DiscardStaged():
                 self._executor.discard_staged()
+            case WriteEntry():
+                self._write_entry(call)
             case ZeroState(slots=slots):
                 return Zeroed(size_bytes=self._executor.zero_state(slots))
         return Done()
@@ -105,6 +109,13 @@ class Rank:
         paths = {digest: Path(path) for digest, path in self._launch.blob_paths.items()}
         self._loaded = load_executor(self._manifest, self._launch.rank, paths.__getitem__, on_loaded)
         return Loaded(weights_bytes=self._executor.weights_bytes, state_bytes=self._executor.state_bytes)
+
+    def _write_entry(self, call: WriteEntry) -> None:
+        path = None if call.path is None else Path(call.path)
+        if call.only_check:
+            map_entry(self._manifest, self._launch.rank, call.weight_set, call.index, path)
+        else:
+            self._executor.write(call.weight_set, call.index, path)
 
     def _warm_up(self) -> None:
         self._executor.commit_state()
