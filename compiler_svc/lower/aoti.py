@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
+from compiler_svc.lower.adapt import compile_adapt_kernel, use_adapt_kernel
 from compiler_svc.lower.attend import compile_attend_kernel, use_attend_kernel
 from compiler_svc.lower.common_objects import compile_interface
 from compiler_svc.lower.errors import ProgramUnsupported
@@ -33,8 +34,6 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
     program's weights it reserves address space but uses no memory.
     """
     program = load_program(job.program_path)
-    if program.graph.find_nodes(op="call_function", target=torch.ops.kiln.adapt.default):
-        raise ProgramUnsupported("kiln::adapt", "has no kernel for cpu; accepted: optimization level 0")
     inputs = example_inputs(program)
     with torch.no_grad(), steered(job) as options:
         module = write_in_place(program, job.num_state)
@@ -42,6 +41,7 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         live_rows = find_live_rows(module, job.live)
         linear_pairs = use_linear_kernel(module, live_rows)
         objects += [compile_linear_kernel(job, pair) for pair in sorted(linear_pairs, key=str)]
+        objects += [compile_adapt_kernel(job, dtype) for dtype in sorted(use_adapt_kernel(module, live_rows), key=str)]
         if use_top_kernel(module, live_rows):
             objects.append(compile_top_kernel(job))
         guarded = guard_indices(module, live_rows)
