@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import secrets
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -158,8 +157,7 @@ class Session:
         owner: Who uses it; no other caller finds it.
         last_used_s: When its last request came or ended, in seconds of the event loop's clock.
         user: Its request that has not ended; None between requests.
-        prefix_root: That of the request that computed `token_ids`.
-        prompt_class: Class of that request's prompt, see `SessionKeeper`.
+        prefix_root: That of the request that computed `token_ids`, see `SessionKeeper.find_prefix_root`.
         token_ids: Tokens whose keys and values the cache keeps for it, from position 0; none while a request runs.
         num_written: Positions that steps of that request may have written.
     """
@@ -170,7 +168,6 @@ class Session:
     last_used_s: float
     user: Request | None = None
     prefix_root: bytes = b""
-    prompt_class: int = 0
     token_ids: list[int] = field(default_factory=list)
     num_written: int = 0
 
@@ -239,12 +236,6 @@ class Request:
     def call_id(self) -> tuple[str, str]:
         """What tells its call from all others that have not ended: request ids are unique within an owner."""
         return self.owner, self.request_id
-
-    @property
-    def prefix_root(self) -> bytes:
-        """What keys of its prefix begin with: requests with different roots share no part of the KV cache."""
-        salt = self.cache_salt.encode()
-        return salt if not self.owner else hashlib.sha256(f"{len(self.owner)} {self.owner} ".encode() + salt).digest()
 
     @property
     def num_tokens(self) -> int:

@@ -25,18 +25,14 @@ from runtime_svc.engine.request import Request, Session
 
 @dataclass(slots=True)
 class _Chain:
-    """Keys of a request's full blocks, as far as they have been asked for: a plan asks for those of all that wait."""
+    """Keys of a request's full blocks, as far as they have been asked for: a plan asks for those of all that wait.
+
+    The first one begins with the root, which is the same for all requests that may share blocks.
+    """
 
     num_resets: int
     root: bytes
     keys: list[bytes] = field(default_factory=list)
-
-    @classmethod
-    def begin(cls, share: bytes, num_resets: int, prompt_class: int) -> _Chain:
-        """Begins the chain of a request; `share` is the same for all requests that may share blocks with it."""
-        salt, person = num_resets.to_bytes(16, "little"), prompt_class.to_bytes(16, "little")
-        root = hashlib.blake2b(share, digest_size=32, salt=salt, person=person).digest()
-        return cls(num_resets, root)
 
     def find_key(self, request: Request, index: int, block_tokens: int) -> bytes:
         """Returns the key of a full block: a hash over its tokens and the key of the block before it."""
@@ -84,8 +80,6 @@ class BlockManager:
         # The two directions of one relation.
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        # Part of every chain's root: what was computed before a reset is found by no request that starts after it.
-        self._num_resets = 0
 
     @property
     def num_used_blocks(self) -> int:
@@ -153,9 +147,8 @@ class BlockManager:
     def keep(self, request: Request) -> int:
         """Leaves the blocks of a request's computed tokens to its session, unless some are of before a reset."""
         holding = self._held.get(request)
-        session = (
-            None if holding is None or holding.chain.num_resets != self._num_resets else self._keeper.note(request)
-        )
+        is_of_now = holding is not None and holding.chain.num_resets == self._keeper.num_resets
+        session = self._keeper.note(request) if is_of_now else None
         if holding is None or session is None:
             return self.release(request)
         blocks, num_kept = holding.placement.blocks, self._count_blocks(len(session.token_ids))
@@ -191,7 +184,7 @@ class BlockManager:
         self._free += idle
         self._blocks.clear()
         self._keys.clear()
-        self._num_resets += 1
+        self._keeper.num_resets += 1
         return [*idle, *erased]
 
     def check_integrity(self, requests: Collection[Request]) -> None:
@@ -324,9 +317,9 @@ class BlockManager:
         if holding is not None:
             return holding.chain
         chain = self._chains.get(request)
-        if chain is None or chain.num_resets != self._num_resets:
-            share = request.prefix_root if self.caches_prefixes else request.call_key
-            chain = self._chains[request] = _Chain.begin(share, self._num_resets, self._keeper.classify(request))
+        if chain is None or chain.num_resets != self._keeper.num_resets:
+            root = self._keeper.find_prefix_root(request, b"" if self.caches_prefixes else request.call_key)
+            chain = self._chains[request] = _Chain(self._keeper.num_resets, root)
         return chain
 
     def _count_blocks(self, num_tokens: int) -> int:

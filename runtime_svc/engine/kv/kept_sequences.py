@@ -1,9 +1,12 @@
-"""What the KV cache keeps for sessions between their requests, and how far a request continues it."""
+"""What the KV cache keeps for sessions between their requests, who finds it, and how far a request continues it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import msgspec
 
 from bundle.abi.inputs import PromptLengths
 from runtime_svc.engine.request import Request, Session
@@ -31,23 +34,33 @@ def choose_evicted(kept: Iterable[Session]) -> Session:
     return next((session for session in sessions if session.user is None), sessions[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionKeeper:
-    """Says what sessions keep, by what the cache of a deployment can continue; see `find_continuation`."""
+    """Says what sessions keep, by what the cache of a deployment can continue; see `find_continuation`.
+
+    Attributes:
+        num_resets: How often the cache was reset, also for new weights: no request that starts later finds what was
+            computed before.
+    """
 
     rewind_limit: int | None = None
     prompt_lengths: PromptLengths | None = None
+    num_resets: int = 0
 
-    def classify(self, request: Request) -> int:
-        """Numbers the class of a request's prompt: equal beginnings have equal keys only within one."""
-        return 0 if self.prompt_lengths is None else self.prompt_lengths.classify(len(request.prompt_token_ids))
+    def find_prefix_root(self, request: Request, call_key: bytes = b"") -> bytes:
+        """Returns what the keys of a request's prefix begin with, 32 bytes, for blocks and sessions alike.
+
+        Requests with different roots share no part of the KV cache. The root is made of everything but tokens that keys
+        and values depend on, and of who may share them; `call_key` makes that the sequences of one call.
+        """
+        parts = (request.owner, request.cache_salt, self._classify(request), self.num_resets, call_key)
+        # JSON says where each part ends: other parts never give the same text.
+        return hashlib.blake2b(msgspec.json.encode(parts), digest_size=32).digest()
 
     def count(self, request: Request) -> int:
         """Returns behind how many tokens of its session a request goes on; less than the request's tokens."""
         session = request.session
-        if session is None or not session.token_ids or session.prefix_root != request.prefix_root:
-            return 0
-        if session.prompt_class != self.classify(request):
+        if session is None or not session.token_ids or session.prefix_root != self.find_prefix_root(request):
             return 0
         return find_continuation(session.num_written, _count_common(session, request), rewind_limit=self.rewind_limit)
 
@@ -61,11 +74,14 @@ class SessionKeeper:
         token_ids = [] if session is None else request.tokens_at(0, request.num_computed_tokens)
         if session is None or not token_ids:
             return None
-        session.token_ids, session.prefix_root = token_ids, request.prefix_root
-        session.prompt_class = self.classify(request)
+        session.token_ids, session.prefix_root = token_ids, self.find_prefix_root(request)
         # One step may be in flight that computes what the request has, and one behind it that was called ahead.
         session.num_written = request.num_tokens + 1
         return session
+
+    def _classify(self, request: Request) -> int:
+        """Numbers the class of a request's prompt: equal beginnings have equal keys only within one."""
+        return 0 if self.prompt_lengths is None else self.prompt_lengths.classify(len(request.prompt_token_ids))
 
 
 def _count_common(session: Session, request: Request) -> int:

@@ -95,6 +95,7 @@ class SlotManager:
 
         Others stay as they are: a request never reads values that another one left in its slot.
         """
+        self._keeper.num_resets += 1
         self._stale.update(self._held)
         return [slot for session in list(self._kept) for slot in self.erase(session)]
 

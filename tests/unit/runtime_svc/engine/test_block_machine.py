@@ -56,8 +56,8 @@ class BlockMachine(RuleBasedStateMachine):
         self.holders: dict[Request, int] = {}
         self.preempted: list[Request] = []
         self.num_requests = 0
-        #: What requests had that leave the same to their sessions.
-        self.shares: dict[bytes, Share] = {}
+        #: By session, what the request had that left it what is kept.
+        self.shares: dict[str, Share] = {}
 
     @rule(tokens=TOKENS, share=st.sampled_from(SHARES), session=SESSION, is_computed=st.booleans())
     def allocate(self, tokens: list[int], share: Share, session: str, is_computed: bool) -> None:
@@ -70,7 +70,7 @@ class BlockMachine(RuleBasedStateMachine):
         session = list(self.kv._kept)[choice % len(self.kv._kept)]
         tokens = [*session.token_ids[:length], *tail][:MAX_TOKENS]
         num_common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(session.token_ids, tokens, strict=False))])
-        request = self.make_request(tokens, self.shares[session.prefix_root], session.session_id)
+        request = self.make_request(tokens, self.shares[session.session_id], session.session_id)
         num_kept = min(num_common, len(tokens) - 1)
         found = self.kv.find_prefix(request)
         # A full block with a key is never written again.
@@ -91,6 +91,8 @@ class BlockMachine(RuleBasedStateMachine):
         is_kept = request.session in self.kv._kept
         is_of_now = self.holders.pop(request) == self.num_resets
         assert is_kept is (request.session is not None and is_of_now and request.num_computed_tokens > 0)
+        if request.session is not None:
+            self.shares[request.session.session_id] = request.owner, request.cache_salt
         self.leave(request)
 
     @rule(name=st.sampled_from("abc"), is_erased=st.booleans())
@@ -178,7 +180,7 @@ class BlockMachine(RuleBasedStateMachine):
         for session, kept in self.kv._kept.items():
             blocks = (kept if isinstance(kept, Placement) else kept.placement).blocks
             for position in range(len(session.token_ids)):
-                expected = self.num_resets, self.shares[session.prefix_root], tuple(session.token_ids[: position + 1])
+                expected = self.num_resets, self.shares[session.session_id], tuple(session.token_ids[: position + 1])
                 assert self.cache[self.find_place(blocks, position)] == expected
 
     def begin(self, request: Request, *, is_computed: bool) -> None:
@@ -237,7 +239,6 @@ class BlockMachine(RuleBasedStateMachine):
         key = name.encode() if self.num_requests % 2 and not name_of_session else b""
         owner, salt = share
         request = make_request(name, tokens, owner=owner, cache_salt=salt, call_key=key)
-        self.shares[request.prefix_root] = share
         session = self.sessions.get(name_of_session)
         if session is not None and session.user is None:
             request.session, session.user = session, request
