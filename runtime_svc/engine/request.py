@@ -30,6 +30,14 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: a name, and the digest of the bytes that the name stands for when the request comes."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopConditions:
     """The conditions that end a sequence; `max_new_tokens` is at least 1.
 
@@ -210,6 +218,8 @@ class Request:
     owner: str = ""
     #: Requests with different salts share no part of the KV cache.
     cache_salt: str = ""
+    #: The LoRA adapter that computes it beside the model, if it names one.
+    adapter: Adapter | None = None
     #: The session that it continues, if the client names one.
     session: Session | None = None
     #: Takes the inputs of its steps, if the client wants them.
@@ -236,6 +246,11 @@ class Request:
     def call_id(self) -> tuple[str, str]:
         """What tells its call from all others that have not ended: request ids are unique within an owner."""
         return self.owner, self.request_id
+
+    @property
+    def adapter_digest(self) -> str | None:
+        """What its keys, values and tokens depend on besides the model; None without an adapter."""
+        return None if self.adapter is None else self.adapter.digest
 
     @property
     def num_tokens(self) -> int:

@@ -95,6 +95,9 @@ class SuspectPrompts:
 
     def _digest(self, request: Request) -> bytes:
         sampling = request.sampling
-        shape = (sampling.temperature, sampling.top_k, sampling.top_p, request.top_logprobs, request.wants_logits)
+        shape = (
+            *(sampling.temperature, sampling.top_k, sampling.top_p),
+            *(request.top_logprobs, request.wants_logits, request.adapter_digest),
+        )
         text = array("q", request.prompt_token_ids).tobytes() + repr(shape).encode()
         return hmac.digest(self._key, text, "sha256")

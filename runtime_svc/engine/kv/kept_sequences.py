@@ -53,7 +53,8 @@ class SessionKeeper:
         Requests with different roots share no part of the KV cache. The root is made of everything but tokens that keys
         and values depend on, and of who may share them; `call_key` makes that the sequences of one call.
         """
-        parts = (request.owner, request.cache_salt, self._classify(request), self.num_resets, call_key)
+        sharing = request.owner, request.cache_salt, call_key
+        parts = (*sharing, request.adapter_digest, self._classify(request), self.num_resets)
         # JSON says where each part ends: other parts never give the same text.
         return hashlib.blake2b(msgspec.json.encode(parts), digest_size=32).digest()
 

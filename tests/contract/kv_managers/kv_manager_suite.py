@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_svc.engine.kv.manager import KvManager, Placement
-from runtime_svc.engine.request import Request, Session
+from runtime_svc.engine.request import Adapter, Request, Session
 from tests.ranks import scheduling
 
 #: What `make_kv` has room for: so many requests of so many tokens, and no more.
@@ -21,9 +21,12 @@ def make_session(name: str) -> Session:
     return Session("caller", name, 60.0, 0.0)
 
 
-def run_and_keep(kv: KvManager, session: Session, num_tokens: int, *, token: int = 5) -> tuple[int, ...]:
+def run_and_keep(
+    kv: KvManager, session: Session, num_tokens: int, *, token: int = 5, adapter: Adapter | None = None
+) -> tuple[int, ...]:
     """A request of a session computes tokens and ends; returns the blocks that it held."""
     request = make_request(f"of {session.session_id}", session, tokens=(token,) * NUM_TOKENS)
+    request.adapter = adapter
     num_cached = kv.find_prefix(request)
     placement = kv.reserve(request, num_tokens - num_cached, num_cached=num_cached)
     assert placement is not None
@@ -180,6 +183,16 @@ class KvManagerSuite:
         request = make_request("salted", session)
         request.cache_salt = "own"
         assert kv.find_prefix(request) == 0
+
+    def test_a_session_is_continued_with_the_bytes_of_one_adapter(self) -> None:
+        kv, session = self.make_kv(), make_session("s")
+        run_and_keep(kv, session, 5, adapter=Adapter("a", "old"))
+        found = []
+        for adapter in (Adapter("b", "old"), Adapter("a", "new"), None):
+            request = make_request("next", session)
+            request.adapter = adapter
+            found.append(kv.find_prefix(request))
+        assert found == [5, 0, 0], "a name is nothing that numbers depend on"
 
     def test_sequences_of_a_call_give_back_what_they_share_one_by_one(self) -> None:
         kv = self.make_kv()

@@ -20,21 +20,30 @@ from hypothesis.stateful import (
 from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.kv.slots import SlotManager
-from runtime_svc.engine.request import Request, Session
+from runtime_svc.engine.request import Adapter, Request, Session
 from tests.ranks.scheduling import make_request
 
-#: What the cache holds for a token: whatever its keys and values depend on.
-Content = tuple[int, tuple[str, str], tuple[int, ...]]
+#: Owner, salt and digest of the adapter of a request.
+Share = tuple[str, str, str | None]
+PLAIN: Share = ("", "", None)
+SHARES: list[Share] = [
+    *(PLAIN, PLAIN, PLAIN),
+    *(("", "own", None), ("bob", "", None), ("bob", "own", "1")),
+    *(("", "", "1"), ("", "", "2")),
+]
 
-#: Owner and salt of a request.
-Share = tuple[str, str]
-SHARES: list[Share] = [("", ""), ("", ""), ("", ""), ("", "own"), ("bob", ""), ("bob", "own")]
+#: What the cache holds for a token: whatever its keys and values depend on.
+Content = tuple[int, Share, tuple[int, ...]]
 
 MAX_TOKENS = 20
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_TOKENS)
 CHOICE = st.integers(0, 100)
 #: Sessions by name; most requests have none.
 SESSION = st.sampled_from(["", "", "a", "b", "c"])
+
+
+def share_of(request: Request) -> Share:
+    return request.owner, request.cache_salt, request.adapter_digest
 
 
 class BlockMachine(RuleBasedStateMachine):
@@ -86,13 +95,13 @@ class BlockMachine(RuleBasedStateMachine):
         blocks = self.blocks_of(request)
         if is_cancelled:
             for position in range(request.num_computed_tokens, len(blocks) * self.kv.block_tokens):
-                self.cache[self.find_place(blocks, position)] = (-1, ("", ""), ())
+                self.cache[self.find_place(blocks, position)] = (-1, PLAIN, ())
         assert self.kv.keep(request) == len(blocks)
         is_kept = request.session in self.kv._kept
         is_of_now = self.holders.pop(request) == self.num_resets
         assert is_kept is (request.session is not None and is_of_now and request.num_computed_tokens > 0)
         if request.session is not None:
-            self.shares[request.session.session_id] = request.owner, request.cache_salt
+            self.shares[request.session.session_id] = share_of(request)
         self.leave(request)
 
     @rule(name=st.sampled_from("abc"), is_erased=st.booleans())
@@ -101,7 +110,7 @@ class BlockMachine(RuleBasedStateMachine):
         if is_erased:
             for block in self.kv.erase(self.sessions[name]):
                 for position in range(self.kv.block_tokens):
-                    self.cache[block, position] = (-2, ("", ""), ())
+                    self.cache[block, position] = (-2, PLAIN, ())
         else:
             self.kv.forget(self.sessions[name])
         assert not self.sessions[name].token_ids
@@ -124,7 +133,7 @@ class BlockMachine(RuleBasedStateMachine):
         """A request begins as one that runs, and may be of the same call."""
         parent = self.choose(choice)
         tokens = [*parent.tokens_at(0, min(length, parent.num_tokens)), *tail][:MAX_TOKENS]
-        request = self.make_request(tokens, (parent.owner, parent.cache_salt))
+        request = self.make_request(tokens, share_of(parent))
         request.call_key = parent.call_key if is_of_call else b""
         self.begin(request, is_computed=is_computed)
 
@@ -237,15 +246,16 @@ class BlockMachine(RuleBasedStateMachine):
         name = f"{self.num_requests}"
         # Some are sequences of calls that want several; later ones join them.
         key = name.encode() if self.num_requests % 2 and not name_of_session else b""
-        owner, salt = share
-        request = make_request(name, tokens, owner=owner, cache_salt=salt, call_key=key)
+        owner, salt, digest = share
+        adapter = None if digest is None else Adapter("name", digest)
+        request = make_request(name, tokens, owner=owner, cache_salt=salt, adapter=adapter, call_key=key)
         session = self.sessions.get(name_of_session)
         if session is not None and session.user is None:
             request.session, session.user = session, request
         return request
 
     def expect(self, request: Request, position: int) -> Content:
-        return self.holders[request], (request.owner, request.cache_salt), tuple(request.tokens_at(0, position + 1))
+        return self.holders[request], share_of(request), tuple(request.tokens_at(0, position + 1))
 
     def blocks_of(self, request: Request) -> tuple[int, ...]:
         held = self.kv._held[request]
@@ -268,7 +278,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     def find_share(self, request: Request) -> Share | bytes:
         """What requests that share blocks have in common."""
-        return (request.owner, request.cache_salt) if self.caches_prefixes else request.call_key
+        return share_of(request) if self.caches_prefixes else request.call_key
 
     def count_shared(self, request: Request) -> int:
         """Tokens, in whole blocks, that a request has in common with what one that runs has computed.

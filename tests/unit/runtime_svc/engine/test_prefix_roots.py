@@ -7,25 +7,31 @@ from hypothesis import strategies as st
 
 from bundle.abi.inputs import PromptLengths
 from runtime_svc.engine.kv.kept_sequences import SessionKeeper
+from runtime_svc.engine.request import Adapter
 from tests.ranks.scheduling import make_request
 
-#: Owner, salt, length of a prompt of which each has a class of its own, resets, key of the call.
-Parts = tuple[str, str, int, int, bytes]
+#: Owner, salt, digest of an adapter, length of a prompt of which each has a class of its own, resets, key of the call.
+Parts = tuple[str, str, str | None, int, int, bytes]
 
 TEXTS = st.text('a1",', max_size=3)
-PARTS = st.tuples(TEXTS, TEXTS, st.sampled_from([1, 2, 12]), st.sampled_from([0, 1, 2, 21]), st.binary(max_size=2))
+NUMBERS = st.sampled_from([1, 2, 12, 21])
+PARTS = st.tuples(TEXTS, TEXTS, st.none() | TEXTS, NUMBERS, NUMBERS, st.binary(max_size=2))
 
 
 def find_root(parts: Parts) -> bytes:
-    owner, salt, num_tokens, num_resets, call_key = parts
+    owner, salt, digest, num_tokens, num_resets, call_key = parts
     keeper = SessionKeeper(prompt_lengths=PromptLengths(limit=0, each=True), num_resets=num_resets)
-    return keeper.find_prefix_root(make_request("r", num_tokens, owner=owner, cache_salt=salt), call_key)
+    adapter = None if digest is None else Adapter("name", digest)
+    request = make_request("r", num_tokens, owner=owner, cache_salt=salt, adapter=adapter)
+    return keeper.find_prefix_root(request, call_key)
 
 
 @given(PARTS, PARTS)
-@example(("a", "", 1, 0, b""), ("", "a", 1, 0, b""))
-@example(("a", '","', 1, 0, b""), ('a","', "", 1, 0, b""))
-@example(("", "", 1, 21, b""), ("", "", 12, 1, b""))
-@example(("", "1", 1, 0, b""), ("", "", 1, 0, b"1"))
+@example(("a", "", None, 1, 1, b""), ("", "a", None, 1, 1, b""))
+@example(("a", '","', None, 1, 1, b""), ('a","', "", None, 1, 1, b""))
+@example(("", "", None, 1, 21, b""), ("", "", None, 12, 1, b""))
+@example(("", "1", None, 1, 1, b""), ("", "", None, 1, 1, b"1"))
+@example(("", "", None, 1, 1, b""), ("", "", "", 1, 1, b""))
+@example(("", "", "null", 1, 1, b""), ("", "", None, 1, 1, b""))
 def test_roots_are_equal_if_all_parts_are(one: Parts, other: Parts) -> None:
     assert (find_root(one) == find_root(other)) is (one == other)

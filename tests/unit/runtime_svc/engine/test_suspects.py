@@ -8,6 +8,7 @@ import pytest
 
 from execution.errors import RankHung
 from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.request import Adapter
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.engine.suspects import EXPIRY_S, MAX_SUSPECTS, SuspectPrompts
 from runtime_svc.errors import PromptQuarantined
@@ -120,6 +121,16 @@ async def test_other_weights_are_another_computation(start_engine: StartEngine, 
     assert tokens_of(await collect(harness.submit(GUILTY, max_new_tokens=3))) == expected_tokens(
         GUILTY, 3, bias=NEW_BIAS
     )
+
+
+def test_another_adapter_is_another_computation() -> None:
+    suspects = SuspectPrompts()
+    for _ in range(2):
+        suspects.note_loss([make_request("r", [5], adapter=Adapter("a", "old"))], 0.0)
+    for adapter in (None, Adapter("a", "new")):
+        suspects.admit(make_request("r", [5], adapter=adapter), 0.0)
+    with pytest.raises(PromptQuarantined):
+        suspects.admit(make_request("r", [5], adapter=Adapter("b", "old")), 0.0)
 
 
 def test_suspicion_expires() -> None:
