@@ -220,6 +220,8 @@ class Request:
     cache_salt: str = ""
     #: The LoRA adapter that computes it beside the model, if it names one.
     adapter: Adapter | None = None
+    #: The slot of its adapter in the ranks while it runs, see `AdapterSlots`; None without an adapter.
+    adapter_slot: int | None = None
     #: The session that it continues, if the client names one.
     session: Session | None = None
     #: Takes the inputs of its steps, if the client wants them.
