@@ -326,6 +326,8 @@ class Engine:
         self.ranks = await relaunch(self.launcher, self._deployment_id, self._note_shortage)
         self.shortage = None
         self.scheduler.kv.reset()
+        if self.scheduler.adapters is not None:
+            self.scheduler.adapters.reset()
         self._watch_ranks()
         self.scheduler.statistics.rank_restarts += 1
         self._change_state(EngineState.READY)

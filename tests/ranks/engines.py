@@ -17,6 +17,7 @@ from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import (
+    Adapter,
     Finish,
     FinishReason,
     Request,
@@ -106,6 +107,7 @@ class EngineHarness:
         stall: StallPolicy | None = None,
         deadline_s: float | None = None,
         cache_salt: str = "",
+        adapter: Adapter | None = None,
         owner: str = "",
         session: str = "",
         caller: str = "caller",
@@ -122,6 +124,7 @@ class EngineHarness:
             top_logprobs=top_logprobs,
             stall=stall,
             cache_salt=cache_salt,
+            adapter=adapter,
             owner=owner,
             session=Session(caller, session, ttl_s, now_s) if session else None,
         )

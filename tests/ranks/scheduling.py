@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Manifest, Serving
+from runtime_svc.engine.adapters import AdapterSlots
 from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.engine import make_scheduler as assemble
 from runtime_svc.engine.kv.manager import KvManager
-from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.request import Adapter, Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps
@@ -53,6 +55,14 @@ def make_parts_scheduler(kv: KvManager, *, max_running: int, max_tokens: int, ma
     """A scheduler whose policy computes prompts in parts, and whose steps may give several tokens."""
     policy = PromptParts(num_rows=2, max_tokens=max_tokens, max_new_tokens=max_new_tokens)
     return Scheduler(policy, kv, max_running=max_running)
+
+
+def give_adapters(scheduler: Scheduler, num_slots: int, names: Iterable[str]) -> AdapterSlots:
+    """Gives a scheduler slots for adapters, and loads some, whose digests and files are their names."""
+    scheduler.adapters = slots = AdapterSlots(num_slots)
+    for name in names:
+        slots.load(Adapter(name, name), {0: Path(name)})
+    return slots
 
 
 def run_step(scheduler: Scheduler, *, tokens: Sequence[int] = (5,)) -> StepPlan | None:

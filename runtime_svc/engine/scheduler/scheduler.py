@@ -7,12 +7,13 @@ its step gives new tokens. A policy picks which requests compute how many tokens
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
 from bundle.abi.submodels import SUBMODELS
 from edge.histogram import Histogram
+from runtime_svc.engine.adapters import AdapterSlots
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
@@ -76,10 +77,14 @@ class EngineStatistics:
 class Scheduler:
     """Plans steps and takes in their results."""
 
-    def __init__(self, policy: AlternatingSteps, kv: KvManager, *, max_running: int) -> None:
+    def __init__(
+        self, policy: AlternatingSteps, kv: KvManager, *, max_running: int, adapters: AdapterSlots | None = None
+    ) -> None:
         #: Picks the rows of each step.
         self.policy = policy
         self.kv = kv
+        #: The slots of the ranks; None if they have none, and no request names an adapter.
+        self.adapters = adapters
         self._waiting: deque[Request] = deque()
         # In order of admission; the values mean nothing.
         self._running: dict[Request, None] = {}
@@ -116,6 +121,10 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a new request."""
         assert request.finish is None
+        if self.adapters is not None:
+            self.adapters.join(request)
+        else:
+            assert request.adapter is None, f"{request.request_id} names an adapter, and there are no slots"
         self._waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -128,6 +137,8 @@ class Scheduler:
             self._give_back(request, self.kv.keep if keeps else self.kv.release)
         else:
             self._waiting.remove(request)
+        if self.adapters is not None:
+            self.adapters.leave(request)
         if session is not None:
             session.user = None
             session.last_used_s = request.timeline.ended_s or session.last_used_s
@@ -145,11 +156,13 @@ class Scheduler:
         return plan
 
     def schedule_behind(self, running: StepPlan) -> StepPlan | None:
-        """Plans the step behind one that runs, if it lacks nothing but its tokens: not while a request waits to start.
+        """Plans the step behind one that runs, if it lacks nothing but its tokens: not while a request waits to start,
+        unless what it lacks is a slot for its adapter.
 
         The ranks take the tokens of the running step, which they know first, as inputs of this one.
         """
-        return None if self._waiting else self.policy.plan_behind(running, self._running, self.kv)
+        startable = next(iter(self._leave_out_blocked(self._waiting)), None)
+        return None if startable is not None else self.policy.plan_behind(running, self._running, self.kv)
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]], now_s: float) -> list[RowTokens]:
         """Takes in the result of a step; returns new tokens of the requests that had not ended while the step ran.
@@ -191,6 +204,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that queue, KV cache and requests agree."""
         self.kv.check_integrity(self._running)
+        if self.adapters is not None:
+            self.adapters.check_integrity(self._running, self._waiting)
         assert len(self._running) <= self.max_running, f"{len(self._running)} requests run"
         for request in self._running:
             assert request.finish is None, f"{request.request_id} has ended and runs"
@@ -207,6 +222,8 @@ class Scheduler:
         if request not in self._running:
             self._waiting.remove(request)
             self._running[request] = None
+            if self.adapters is not None:
+                self.adapters.pin(request)
             request.num_cached_tokens = row.num_cached
             if self.kv.caches_prefixes or request.session is not None:
                 self.statistics.looked_up_tokens += request.num_tokens
@@ -221,11 +238,19 @@ class Scheduler:
             return ()
         if self._waiting[0].runs_alone:
             return () if self._running else (self._waiting[0],)
-        oldest = islice(self._waiting, min(MAX_CANDIDATES, self.max_running - len(self._running)))
-        return tuple(takewhile(lambda request: not request.runs_alone, oldest))
+        oldest = takewhile(lambda request: not request.runs_alone, self._waiting)
+        max_starts = min(MAX_CANDIDATES, self.max_running - len(self._running))
+        return tuple(islice(self._leave_out_blocked(oldest), max_starts))
+
+    def _leave_out_blocked(self, waiting: Iterable[Request]) -> Iterable[Request]:
+        """Leaves out the waiting requests that lack slots for their adapters, and those that would keep such a slot."""
+        return waiting if self.adapters is None else self.adapters.list_startable(waiting)
 
     def _preempt(self) -> bool:
-        """Makes room for the oldest request that could run: the newest other one starts anew; False if none could."""
+        """Makes room for the oldest request that could run: the newest other one starts anew; False if none could.
+
+        It keeps the slot of its adapter, so that no running request ever waits for one.
+        """
         oldest = next((request for request in self._running if not request.is_paused), None)
         if oldest is None:
             return False

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.slots import SlotManager
-from runtime_svc.engine.request import BucketKey, Finish, FinishReason
+from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
+from runtime_svc.engine.scheduler.scheduler import MAX_CANDIDATES, Scheduler
 from tests.ranks.scheduling import (
+    give_adapters,
     make_parts_scheduler,
     make_request,
     make_scheduler,
@@ -142,3 +146,65 @@ def test_a_sequence_that_never_fits_is_our_own_bug() -> None:
     run_step(scheduler)
     with pytest.raises(AssertionError, match="a does not fit"):
         scheduler.schedule()
+
+
+# Slots of adapters
+
+
+def ask(scheduler: Scheduler, name: str, **options: Any) -> Request:
+    """Queues a request that names the adapter of its first letter, if there is one."""
+    assert scheduler.adapters is not None
+    request = make_request(name, 4, adapter=scheduler.adapters.find(name[0]), **options)
+    scheduler.add(request)
+    return request
+
+
+def list_starts(scheduler: Scheduler) -> list[str]:
+    """Runs until no request is left; lists in which order they started."""
+    started: dict[str, None] = {}
+    while run_step(scheduler) is not None:
+        started |= dict.fromkeys(request.request_id for request in scheduler.running)
+    return [*started]
+
+
+def test_others_pass_a_request_that_waits_for_a_slot_but_not_those_that_would_keep_it() -> None:
+    scheduler = make_scheduler(num_slots=4)
+    slots = give_adapters(scheduler, 1, "ab")
+    for name in ("a-1", "a-2", "b-1", "plain-1", "a-3", "plain-2"):
+        ask(scheduler, name, max_new_tokens=9)
+    assert list_starts(scheduler) == ["a-1", "a-2", "plain-1", "plain-2", "b-1", "a-3"]
+    assert [write.slot for write in slots.take_writes()] == [0]
+
+
+def test_requests_that_wait_for_a_slot_are_no_candidates() -> None:
+    scheduler = make_scheduler(num_slots=3)
+    give_adapters(scheduler, 1, "ab")
+    for name in ("a", *(f"b-{number}" for number in range(MAX_CANDIDATES)), "plain"):
+        ask(scheduler, name, max_new_tokens=9)
+    assert list_starts(scheduler)[:3] == ["a", "plain", "b-0"]
+
+
+def test_steps_are_called_ahead_while_others_wait_for_a_slot() -> None:
+    scheduler = make_scheduler(num_slots=3)
+    give_adapters(scheduler, 1, "ab")
+    ask(scheduler, "a")
+    run_step(scheduler)
+    ask(scheduler, "b")
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert scheduler.schedule_behind(plan) is not None
+    ask(scheduler, "plain")
+    assert scheduler.schedule_behind(plan) is None
+
+
+def test_a_preempted_request_keeps_the_slot_of_its_adapter() -> None:
+    scheduler = make_parts_scheduler(BlockManager(3, 4, caches_prefixes=False), max_running=3, max_tokens=8)
+    give_adapters(scheduler, 2, "abc")
+    old, new = ask(scheduler, "a", max_new_tokens=8), ask(scheduler, "b", max_new_tokens=3)
+    run_step(scheduler)
+    waits = ask(scheduler, "c", max_new_tokens=2)
+    while scheduler.statistics.preemptions == 0:
+        run_step(scheduler)
+    assert (new.num_computed_tokens, new.adapter_slot) == (0, 1)
+    assert list_starts(scheduler) == ["a", "b", "c"]
+    assert all(request.finish == Finish(FinishReason.LENGTH) for request in (old, new, waits))

@@ -19,6 +19,7 @@ from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from tests.ranks.scheduling import (
     PromptParts,
+    give_adapters,
     make_block_scheduler,
     make_parts_scheduler,
     make_request,
@@ -45,8 +46,9 @@ def make_chunking_scheduler(make: Callable[..., Scheduler], chunks: dict[str, An
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps, aborts during and between steps, pauses and holds, in any order.
 
-    Some of them continue sessions, some are sequences of one call. On slots and on blocks that do not suffice for all.
-    With the policy that serves, steps are also called asynchronously; the other one gives several tokens a row.
+    Some of them continue sessions, some are sequences of one call, some name adapters. On slots and on blocks that do
+    not suffice for all. With the policy that serves, steps are also called asynchronously; the other one gives several
+    tokens a row.
     """
 
     @initialize(
@@ -78,10 +80,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_tokens=st.integers(1, 7),
                 max_new_tokens=st.just(3),
             ),
-        )
+        ),
+        num_adapter_slots=st.integers(1, 2),
     )
-    def start(self, scheduler: Scheduler) -> None:
+    def start(self, scheduler: Scheduler, num_adapter_slots: int) -> None:
         self.scheduler = scheduler
+        self.adapters = give_adapters(scheduler, num_adapter_slots, "xyz")
+        # By slot, the adapter that the ranks hold.
+        self.written: dict[int, str] = {}
         self.is_async = not isinstance(scheduler.policy, PromptParts)
         self.requests: list[Request] = []
         self.sessions = {name: Session("caller", name, 60.0, 0.0) for name in "abc"}
@@ -95,9 +101,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_new_tokens=st.integers(1, 20),
         name=st.sampled_from(["", "", "a", "b", "c"]),
         num_sequences=st.sampled_from([1, 1, 2, 4]),
+        adapter=st.sampled_from(["", "", "x", "y", "z"]),
     )
-    def arrive(self, num_prompt_tokens: int, max_new_tokens: int, name: str, num_sequences: int) -> None:
+    def arrive(self, num_prompt_tokens: int, max_new_tokens: int, name: str, num_sequences: int, adapter: str) -> None:
         request = make_request(f"{len(self.requests)}", num_prompt_tokens, max_new_tokens=max_new_tokens, stop=[9])
+        request.adapter = self.adapters.find(adapter)
         session = self.sessions.get(name)
         if session is not None and session.user is None:
             request.session, session.user = session, request
@@ -130,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             not one.is_paused and 0 < one.num_computed_tokens == one.num_tokens - 1 for one in self.scheduler.running
         )
         self.plan = self.scheduler.schedule()
+        self.written |= {write.slot: str(write.paths_by_rank[0]) for write in self.adapters.take_writes()}
         self.check_delay(has_ready)
         if self.plan is None:
             running = self.scheduler.running
@@ -166,6 +175,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 0 < row.num_tokens <= request.num_tokens - row.start
         assert row.samples == (row.start + row.num_tokens == request.num_tokens)
         assert request.num_missing_tokens > 0
+        if request.adapter is not None:
+            assert request.adapter_slot is not None
+            assert self.written[request.adapter_slot] == request.adapter.digest
         if plan.executable.submodel == "token_generation":
             assert row.num_tokens == 1
             assert row.start < plan.executable.bucket[-1]
