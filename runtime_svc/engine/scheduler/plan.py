@@ -96,6 +96,8 @@ class StepBuilder:
             )
             params = (float(sampling.top_k), sampling.top_p, sampling.temperature)
             form.put_values(inputs, "sampling_params", row.row, params)
+            if request.adapter_slot is not None:
+                form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
                 form.put_values(inputs, "rand", row.row, (_draw(row),))
             if request.top_logprobs is not None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bundle.abi.inputs import INPUTS, Input
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Manifest
 from execution.step import Step
@@ -18,7 +19,7 @@ from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import SamplingParams
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPlan, uniform
-from tests.bundles.manifests import DYNAMIC
+from tests.bundles.manifests import DYNAMIC, DYNAMIC_FLAGS
 from tests.ranks.fakes import make_manifest
 from tests.ranks.scheduling import make_request
 
@@ -75,6 +76,14 @@ def test_left_padded_prompts_end_their_rows() -> None:
         "seq_ids": [1, 2, 3],
         "num_tokens": [2, 4, 1],
     }
+
+
+def test_rows_name_the_slots_of_their_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Input(name="adapter_ids", dtype="int32", dims=("R",), idle=(-1,), flag="adapters")
+    monkeypatch.setitem(INPUTS, row.name, row)  # type: ignore[arg-type]
+    manifest = make_manifest(num_slots=3, flags=("adapters", *DYNAMIC_FLAGS))
+    rows = (scheduled(0, 0, (5, 6), 1, 1, adapter_slot=2), scheduled(1, 1, (5, 6), 1, 1))
+    assert build(manifest, "token_generation", *rows).inputs["adapter_ids"] == [2, -1, -1]
 
 
 def test_logits_are_asked_for_if_a_row_wants_them() -> None:
