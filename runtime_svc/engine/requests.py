@@ -270,7 +270,7 @@ class RequestTable:
             self._wake()
 
     def _is_contended(self, request: Request) -> bool:
-        """Whether other calls wait for room in the KV cache, or operations or an unload for requests."""
+        """Whether other calls wait for room in the KV cache or an adapter's slot, or operations or an unload for it."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         lacks_room = False
         next_ = next((one for one in scheduler.waiting if one.call_id != request.call_id), None)
@@ -279,6 +279,9 @@ class RequestTable:
             num_free_tokens = (kv.num_blocks - kv.num_used_blocks) * kv.block_tokens
             is_full = scheduler.num_running >= scheduler.max_running
             lacks_room = is_full or next_.num_tokens > num_free_tokens
+        adapters = scheduler.adapters
+        if adapters is not None and request.adapter is not None:
+            lacks_room |= any(adapters.lacks_slot(one) for one in scheduler.waiting)
         return lacks_room or not scheduler.is_admitting or bool(self._num_waiting_for_all)
 
     def _abandon(self, request: Request) -> None:

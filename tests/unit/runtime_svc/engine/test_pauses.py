@@ -38,7 +38,7 @@ from tests.ranks.engines import (
     wait_until,
 )
 from tests.ranks.fakes import expected_tokens
-from tests.ranks.scheduling import make_request
+from tests.ranks.scheduling import give_adapters, make_request
 
 TIMEOUT_S = 0.1
 CONFIG = EngineConfig(stream_capacity=4, stall_timeouts=StallTimeouts(TIMEOUT_S, 10.0))
@@ -107,6 +107,19 @@ async def test_paused_request_ends_when_others_want_its_blocks(start_engine: Sta
         prompt = [7] * 30
         assert tokens_of(await collect(harness.submit(prompt, max_new_tokens=3))) == expected_tokens(prompt, 3)
     assert isinstance(finished_of(await collect(silent)).finish.error, ClientStalled)
+
+
+async def test_paused_request_ends_when_others_want_the_slot_of_its_adapter(start_engine: StartEngine) -> None:
+    """The KV cache has room for all."""
+    harness = await start_engine(CONFIG, num_slots=3, **BUCKETS)
+    slots = give_adapters(harness.engine.scheduler, 1, "ab")
+    silent, plain = harness.submit([5], stall=PAUSE, adapter=slots.find("a")), harness.submit([7], stall=PAUSE)
+    await wait_until(lambda: harness.engine.scheduler.num_running == 2 and is_paused(harness))
+    async with asyncio.timeout(HANG_S):
+        other = harness.submit([6], max_new_tokens=3, adapter=slots.find("b"))
+        assert tokens_of(await collect(other)) == expected_tokens([6], 3)
+    assert isinstance(finished_of(await collect(silent)).finish.error, ClientStalled)
+    assert plain.finished is None, "it holds nothing that the other one wants"
 
 
 async def test_paused_request_goes_on_when_its_client_reads(start_engine: StartEngine) -> None:
