@@ -27,6 +27,7 @@ from compiler_svc.models.sources import (
     Source,
     Stored,
     Transposed,
+    Written,
     find_place,
     list_tensors,
 )
@@ -90,7 +91,7 @@ class SourceReader:
             case Items() | Scales() | Compressed():
                 return self._open_quantized(source, rank)
             case _:
-                return partial(_copy_tensor, _compute(source, rank))
+                return _open_derived(source, rank)
 
     def _open_stored(self, name: str) -> Values:
         matrix = self._reader.unpack(name)
@@ -206,6 +207,10 @@ class SourceReader:
         return (largest / row.divisor).clamp(min=row.least_scale)
 
 
+def _open_derived(source: RopeSource | SlopeSource | RankSource | Written, rank: int) -> Values:
+    return _clear if isinstance(source, Written) else partial(_copy_tensor, _compute(source, rank))
+
+
 def _compute(source: RopeSource | SlopeSource | RankSource, rank: int) -> Tensor:
     if isinstance(source, RopeSource):
         return compute_frequencies(source)
@@ -229,6 +234,10 @@ def _join_scales(kept: Sequence[tuple[Sliced, OpenedMatrix]]) -> Tensor:
 def _copy_rows(matrix: OpenedMatrix, block: Block, target: Tensor) -> None:
     rows, columns = block
     target.copy_(matrix.read_rows(*rows)[:, slice(*columns)])
+
+
+def _clear(_: Block, target: Tensor) -> None:
+    target.zero_()
 
 
 def _copy_tensor(tensor: Tensor, block: Block, target: Tensor) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from bundle.abi.tensor import DTYPES
 from compiler_svc.sharding.parts import Block, Values, copy_block, list_blocks
 from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
-from compiler_svc.sharding.values import SourceReader
+from compiler_svc.sharding.values import Reader, SourceReader
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
 from execution.dtypes import TORCH_DTYPES
@@ -77,6 +77,20 @@ def write_shards(
     with the number of bytes written since the previous call; it may raise to stop writing. Returns the size of each
     file in bytes.
     """
+    with TensorReader(checkpoint) as reader:
+        return write_tensors(plan, reader, sinks, form=form, num_threads=num_threads, progress=progress)
+
+
+def write_tensors(
+    plan: WeightPlan,
+    reader: Reader,
+    sinks: Mapping[int, ByteSink],
+    *,
+    form: FileForm,
+    num_threads: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Streams what a reader reads into the files of several ranks, as `write_shards` does."""
     size_bytes = 0
     writing: list[Future[int]] = []
 
@@ -87,7 +101,7 @@ def write_shards(
         if progress is not None:
             progress(sum(counts))
 
-    with TensorReader(checkpoint) as reader, _start_threads(2 * num_threads) as threads:
+    with _start_threads(2 * num_threads) as threads:
         for parts in _render_shards(plan, reader, list(sinks), threads, form):
             finish_writing()
             writing = [threads.submit(sink.write, data) for sink, data in zip(sinks.values(), parts, strict=True)]
@@ -109,7 +123,7 @@ def _start_threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _render_shards(
-    plan: WeightPlan, reader: TensorReader, ranks: Sequence[int], threads: ThreadPoolExecutor, form: FileForm
+    plan: WeightPlan, reader: Reader, ranks: Sequence[int], threads: ThreadPoolExecutor, form: FileForm
 ) -> Iterator[Sequence[bytes | memoryview]]:
     """Yields the next bytes of each rank's shard. They are valid until the next but one."""
     ordered = sorted(plan.tensors, key=lambda tensor: _pad(tensor.rank_size_bytes, form) != 0)
