@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import KilnError
+from compiler_svc.adapters.config import CONFIG_FILE, read_config
+from compiler_svc.adapters.errors import AdapterInvalid
 from compiler_svc.config import LoraServingConfig
 from compiler_svc.config.domains import MAX_TEXTS
 from compiler_svc.planning.admission import find_checkpoint
 
 _PATH: Final = "neuron_config.lora_config"
-_CONFIG_FILE: Final = "adapter_config.json"
 _MAX_FILE_BYTES: Final = 1 << 20
-_MAX_RANK: Final = 1 << 16
 #: Adapters that cannot be read and are named one by one.
 _MAX_NAMED: Final = 16
 
@@ -104,13 +104,11 @@ def _list_adapters(lora: LoraServingConfig, model_roots: tuple[Path, ...]) -> It
 
 
 def _read_rank(path: str, model_roots: tuple[Path, ...]) -> int:
-    config = _read_json(f"{path}/{_CONFIG_FILE}", model_roots)
-    pattern = config.get("rank_pattern") or {}
-    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else [pattern])]
-    valid = [rank for rank in ranks if isinstance(rank, int) and 1 <= rank <= _MAX_RANK]
-    if len(valid) < len(ranks):
-        raise _Unreadable(f"r and rank_pattern of its {_CONFIG_FILE} are no integers from 1 to {_MAX_RANK}")
-    return max(valid)
+    config = _read_json(f"{path}/{CONFIG_FILE}", model_roots)
+    try:
+        return read_config(path, config).largest_rank
+    except AdapterInvalid as error:
+        raise _Unreadable(str(error)) from error
 
 
 def _read_json(path: str, model_roots: tuple[Path, ...]) -> dict[str, Any]:

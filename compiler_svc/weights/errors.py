@@ -64,11 +64,11 @@ class CheckpointInvalid(CheckpointError):
     @classmethod
     def listing(cls, path: Path, violations: Iterable[FieldViolation]) -> Self:
         """Lists mistakes, at least one. Those that differ in the layer only become one: `layers.{0-31}.mlp`."""
-        first, *others = _join_layers(violations)
+        first, *others = join_layers(violations)
         return cls(path, first.field, first.value, first.accepted, others=others)
 
 
-def _join_layers(violations: Iterable[FieldViolation]) -> list[FieldViolation]:
+def join_layers(violations: Iterable[FieldViolation]) -> list[FieldViolation]:
     """Joins mistakes in names that differ in their first number only, and otherwise agree."""
     joined: dict[tuple[str, ...], list[FieldViolation]] = {}
     for one in violations:

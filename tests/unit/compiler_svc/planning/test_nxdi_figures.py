@@ -236,7 +236,7 @@ class TestAdapters:
         [
             ("nowhere", "no such directory"),
             ("../..", "--model-root DIR"),
-            ("adapters/broken", "r and rank_pattern"),
+            ("adapters/broken", "r: got 'many'; accepted: an integer from 1 to 65536"),
         ],
     )
     @pytest.mark.usefixtures("adapters")
