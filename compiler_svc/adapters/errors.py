@@ -6,12 +6,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import FieldViolation, KilnError, Unsaid
 from compiler_svc.weights.errors import MAX_LISTED, join_layers
 
 
 class AdapterError(KilnError, code="INVALID_ARGUMENT", reason="ADAPTER_INVALID"):
     """Root of the errors of adapters."""
+
+
+class AdapterNotFound(AdapterError, code="NOT_FOUND"):
+    """A path that holds no adapter."""
+
+    message = "no adapter: {violation}"
+    violation = FieldViolation("adapter", "{path} ({detail})", "{accepted}")
+    path: Path | str
+    detail: str
+    accepted: Unsaid[str]
 
 
 class AdapterInvalid(AdapterError):

@@ -11,6 +11,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
 
+import torch
+from safetensors.torch import save_file
+
 from bundle.reference import parse_reference
 from bundle.store.catalog import find_bundle, list_bundles
 from bundle.store.layout import Layout
@@ -19,6 +22,8 @@ from bundle.store.referrers import add_referrer, list_referrer_files, read_refer
 from bundle.store.removal import Needs, collect_garbage
 from bundle.store.transfer import copy_bundle
 from bundle.store.verification import BlobVerifier
+from compiler_svc.adapters.config import CONFIG_FILE
+from compiler_svc.adapters.files import KINDS, WEIGHT_FILES, open_adapter
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.admission import find_checkpoint
@@ -154,6 +159,21 @@ def take_weights(root: Path) -> None:
     Checkpoint.open(root / NAME).with_weights(root / NAME, roots=(root,))
 
 
+def make_adapter(root: Path) -> None:
+    (root / NAME).mkdir(parents=True)
+    (root / NAME / CONFIG_FILE).write_text('{"peft_type": "LORA", "r": 2}')
+    save_file(_make_matrices(), root / NAME / WEIGHT_FILES[0])
+
+
+def make_adapter_file(root: Path) -> None:
+    root.mkdir()
+    torch.save(_make_matrices() | {"lora_config": {"lora_rank": 2}}, root / NAME)
+
+
+def _make_matrices() -> dict[str, torch.Tensor]:
+    return {f"q_proj.{kind}.weight": torch.ones(2, 2) for kind in KINDS}
+
+
 def make_file(name: str, text: str, root: Path) -> None:
     root.mkdir()
     (root / name).write_text(text)
@@ -189,6 +209,8 @@ READERS: Final = {
     "digest of a checkpoint": Reader(make_checkpoint, digest_checkpoint),
     "quantized weights": Reader(make_quantized, take_weights),
     "tensors": Reader(make_checkpoint, read_tensors),
+    "adapter": Reader(make_adapter, lambda root: open_adapter(root / NAME)),
+    "file of an adapter": Reader(make_adapter_file, lambda root: open_adapter(root / NAME)),
     "deployments file": Reader(
         partial(make_file, "deployments.yaml", "- {id: chat, ref: story}"),
         lambda root: read_deployments(root / "deployments.yaml"),

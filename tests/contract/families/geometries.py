@@ -9,7 +9,8 @@ import pytest
 
 from tests.checkpoints.families import FAMILIES
 
-#: What `make test` runs for every family: what it reads, what it states of the checkpoint, its graphs, their numbers.
+#: What `make test` runs for every family: what it reads, what it states of the checkpoint, its graphs, their numbers,
+#: its adapters.
 #: `ShownFamily.shows` says what else; families with every trait show all.
 EVERY_FAMILY: Final = (
     "test_the_attributes_that_count_are_those_that_are_read",
@@ -20,6 +21,7 @@ EVERY_FAMILY: Final = (
     "test_digests_are_those_that_are_pinned",
     "test_64_greedy_tokens",
     "test_ranks_compute_what_transformers_computes",
+    "test_ranks_hold_what_peft_merges",
 )
 #: Exported graphs of every family are pinned by their digests, and run by parity: `make test` runs those of one here.
 OF_ONE_FAMILY: Final = ("test_64_greedy_tokens_of_exported_graphs", "test_exported_graphs_serve_every_rank")

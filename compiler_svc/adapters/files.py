@@ -1,0 +1,147 @@
+"""Opens adapters: directories of PEFT, and files of NxD's training. Tensors stay on disk until they are touched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from bundle.errors import FieldViolation
+from bundle.host.reading import reading
+from bundle.host.shortage import find_shortage
+from compiler_svc.adapters.config import CONFIG_FILE, AdapterConfig, read_config
+from compiler_svc.adapters.errors import AdapterInvalid, AdapterNotFound
+from compiler_svc.weights.directory import CheckpointDirectory
+from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.pickle_files import check_state, unpickle
+
+#: Weight files of a directory in the order of preference.
+WEIGHT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
+#: What NxD's file calls its configuration, among the tensors.
+_NXD_CONFIG: Final = "lora_config"
+_ACCEPTED: Final = f"a directory of PEFT with {CONFIG_FILE} and {' or '.join(WEIGHT_FILES)}, or a .pt file of NxD"
+_LASTING: Final = "files that can be read, and stay as they are"
+
+Kind = Literal["lora_A", "lora_B"]
+KINDS: Final[tuple[Kind, ...]] = ("lora_A", "lora_B")
+
+#: PEFT puts its own prefix before the model's names, once for each model that it wraps; and where it has not removed
+#: it, the adapter's name before `weight`. Experts are refused.
+_MATRIX: Final = re.compile(
+    r"(?:base_model\.model\.)*(?P<module>(?!.*\.experts\.).+)\.(?P<kind>lora_A|lora_B)(?:\.[^.]+)?\.weight"
+)
+#: Other tensors, by what their names contain: what they are, and what would be accepted.
+_REFUSED: Final = (
+    (re.compile(r"\.experts\."), "an adapter of experts", "adapters of dense layers"),
+    (re.compile(r"\.lora_embedding_[AB]\b"), "an adapter of embeddings", "adapters of linear layers"),
+    (re.compile(r"\.lora_magnitude_vector\b"), "DoRA's magnitudes", "plain LoRA"),
+    (re.compile(r"\.lora_[AB]\b.*\.bias$"), "a bias of an adapter", "an adapter with lora_bias false"),
+    (re.compile(r"\.lora_"), "no matrix of plain LoRA", "lora_A.weight and lora_B.weight of linear layers"),
+    (re.compile(""), "a tensor of the model itself", "an adapter that was saved without the model's own tensors"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter changes of a module: B [outputs, rank] A [rank, inputs], by kind and as the file has them.
+
+    `names` are the file's, of the same tensors.
+    """
+
+    module: str
+    names: Mapping[Kind, str]
+    tensors: Mapping[Kind, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An opened adapter: its configuration, and what it changes. Its files must not change while it is in use."""
+
+    path: Path
+    config: AdapterConfig
+    changes: tuple[LowRank, ...]
+
+
+def open_adapter(path: Path, *, roots: Sequence[Path] = ()) -> Adapter:
+    """Opens an adapter without reading its tensors.
+
+    Raises AdapterNotFound if there is none, and AdapterInvalid if its files are broken, or if its configuration or its
+    tensors are not served; the error lists all of these.
+
+    Args:
+        path: A directory of PEFT, or a file of NxD's training.
+        roots: Directories that must contain its files, after symbolic links are followed; empty allows any.
+    """
+    with reading(lambda detail: AdapterInvalid(path, [FieldViolation(".", detail, _LASTING)])):
+        resolved = tuple(root.resolve() for root in roots)
+        try:
+            config, state = _open_file(path, resolved) if path.is_file() else _open_directory(path, resolved)
+        except CheckpointInvalid as error:
+            raise AdapterInvalid(path, error.violations) from error
+        return Adapter(path, read_config(path, config), tuple(_pair(path, state)))
+
+
+def _open_file(path: Path, roots: tuple[Path, ...]) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
+    state = unpickle(CheckpointDirectory(path.parent, roots).file(path.name), path.parent)
+    config = state.pop(_NXD_CONFIG, None)
+    if not isinstance(config, Mapping) or not all(
+        isinstance(name, str) and not isinstance(value, torch.Tensor) for name, value in config.items()
+    ):
+        value = "missing" if config is None else f"a {type(config).__name__}"
+        accepted = "NxD's configuration of the adapter, as save_lora_config_adapter writes it"
+        raise AdapterInvalid(path, [FieldViolation(_NXD_CONFIG, value, accepted)])
+    return config, check_state(state, path, path.parent)
+
+
+def _open_directory(path: Path, roots: tuple[Path, ...]) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
+    directory = CheckpointDirectory(path, roots)
+    weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
+    if weights is None or not directory.has(CONFIG_FILE):
+        detail = "has no weights" if directory.has(CONFIG_FILE) else f"has no {CONFIG_FILE}"
+        raise AdapterNotFound(path, detail if path.is_dir() else "no such directory or file", _ACCEPTED)
+    config, file = directory.read_json(CONFIG_FILE), directory.file(weights)
+    if file.suffix == ".safetensors":
+        return config, _map_tensors(file, path)
+    return config, check_state(unpickle(file, path), file, path)
+
+
+def _map_tensors(file: Path, path: Path) -> dict[str, torch.Tensor]:
+    """Maps the tensors of a safetensors file into memory."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 the object is no mapping
+    # torch raises RuntimeError for a file that is gone.
+    except (SafetensorError, OSError, RuntimeError) as error:
+        value = f"a broken file ({error})"
+        invalid = AdapterInvalid(path, [FieldViolation(file.name, value, "a whole safetensors file")])
+        raise find_shortage(error) or invalid from error
+
+
+def _pair(path: Path, state: Mapping[str, torch.Tensor]) -> Iterator[LowRank]:
+    """Finds A and B of each module."""
+    names: dict[str, dict[Kind, str]] = {}
+    mistakes = []
+    for name in state:
+        found = _MATRIX.fullmatch(name)
+        if found is None:
+            _, value, accepted = next(row for row in _REFUSED if row[0].search(name))
+            mistakes.append(FieldViolation(name, value, accepted))
+            continue
+        kind: Kind = "lora_A" if found["kind"] == "lora_A" else "lora_B"
+        other = names.setdefault(found["module"], {}).setdefault(kind, name)
+        if other != name:
+            mistakes.append(FieldViolation(name, f"one more {kind} of {found['module']}", f"{other} alone"))
+    for module, own in names.items():
+        lacking = (kind for kind in KINDS if kind not in own)
+        mistakes += [FieldViolation(f"{module}.{kind}.weight", "missing", "both matrices of it") for kind in lacking]
+    if not state:
+        mistakes.append(FieldViolation(".", "no tensors", "lora_A and lora_B of at least one linear layer"))
+    if mistakes:
+        raise AdapterInvalid.listing(path, mistakes)
+    for module, own in names.items():
+        yield LowRank(module, own, {kind: state[name] for kind, name in own.items()})
