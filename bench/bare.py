@@ -58,7 +58,7 @@ _LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
 
 
 def _count_reads(manifest: Manifest) -> dict[str, float]:
-    weights = [tensor for one in manifest.weight_sets for tensor in one.shards[0].tensors]
+    weights = [tensor for shard in manifest.shards() if shard.rank == 0 for tensor in shard.tensors]
     weights_bytes = sum(
         prod(tensor.shape) * DTYPES[tensor.dtype].size_bytes for tensor in weights if "embed_tokens" not in tensor.name
     )

@@ -84,6 +84,11 @@ def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator
         yield f"{path} has shards with blob and shards without"
     if weight_set.is_mutable and any(shard.blob is not None for shard in weight_set.shards):
         yield f"{path} is mutable and has a blob"
+    # An entry is written to all tensors of all ranks.
+    entries = {tensor.shape[:1] for shard in weight_set.shards for tensor in shard.tensors}
+    if weight_set.is_mutable and (len(entries) != 1 or entries == {()}):
+        sizes = ", ".join(sorted(str(list(size)) for size in entries)) or "no tensors"
+        yield f"{path} is mutable with first axes of {sizes}; accepted: the same number for all tensors"
     for shard in weight_set.shards:
         if (shard.blob is None) != (shard.size_bytes == 0):
             blob = "no blob" if shard.blob is None else "a blob"

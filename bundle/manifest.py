@@ -306,6 +306,10 @@ class Manifest(_Record, frozen=True):
         """Yields the shards of every rank and weight set, but for mutable ones, which have no blobs."""
         return (shard for one in self.weight_sets if not one.is_mutable for shard in one.shards)
 
+    def mutable_shards(self) -> Iterator[WeightShard]:
+        """Yields the shards of every rank and mutable weight set."""
+        return (shard for one in self.weight_sets if one.is_mutable for shard in one.shards)
+
     def executables_of(self, submodel: SubmodelName) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
         return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))

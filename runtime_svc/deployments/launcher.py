@@ -65,8 +65,7 @@ class WeightsSource:
         """Returns the weight file of each rank."""
         return {
             shard.rank: self.bundle.blob_path(shard.blob)
-            for weight_set in self.bundle.manifest.weight_sets
-            for shard in weight_set.shards
+            for shard in self.bundle.manifest.shards()
             if shard.blob is not None
         }
 
@@ -104,7 +103,10 @@ class GroupLauncher:
         self._enter(LoadStage.MAP)
         manifest = self.executables.manifest
         if self.weights is not None:
-            manifest = msgspec.structs.replace(manifest, weight_sets=self.weights.bundle.manifest.weight_sets)
+            # Only the executables say which mutable sets they are bound to.
+            replaced = (one for one in self.weights.bundle.manifest.weight_sets if not one.is_mutable)
+            mutable = (one for one in manifest.weight_sets if one.is_mutable)
+            manifest = msgspec.structs.replace(manifest, weight_sets=(*replaced, *mutable))
         ranks = await self.start(
             manifest, self._blob_paths(), num_threads=self.num_threads, log_sink=self._log_line, cores=self.cores
         )

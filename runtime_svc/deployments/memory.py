@@ -11,7 +11,7 @@ those in use. Executables need more, which only their compiler knows: the execut
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -19,7 +19,7 @@ from math import prod
 from bundle.abi.formats import measure_kept
 from bundle.abi.state import StateTensor
 from bundle.abi.tensor import DTYPES
-from bundle.manifest import Manifest, WeightTensor
+from bundle.manifest import Manifest, WeightShard, WeightTensor
 from execution.ranks.step_memory import StepLayout
 from runtime_svc.errors import MemoryUnavailable
 
@@ -33,8 +33,11 @@ class MemoryNeed:
 
 
 def state_need(manifest: Manifest) -> MemoryNeed:
-    """Returns the need of a bundle's KV cache and step memory, over all ranks."""
-    return MemoryNeed(manifest.tp_degree * count_state_bytes(manifest) + StepLayout.of(manifest).size_bytes)
+    """Returns the need of a bundle's KV cache, mutable weight sets and step memory, over all ranks."""
+    mutable_bytes = _count_weights(manifest.mutable_shards()).total()
+    return MemoryNeed(
+        manifest.tp_degree * count_state_bytes(manifest) + mutable_bytes + StepLayout.of(manifest).size_bytes
+    )
 
 
 def step_need(manifest: Manifest) -> MemoryNeed:
@@ -69,8 +72,11 @@ def count_bytes(tensor: StateTensor | WeightTensor) -> int:
 
 
 def weights_need(manifest: Manifest) -> MemoryNeed:
-    """Returns the need of a bundle's weights, over all ranks; while they are awaited, by tensor sizes."""
-    shards = [shard for weight_set in manifest.weight_sets for shard in weight_set.shards]
+    """Returns the need of a bundle's weights, over all ranks; while they are awaited, by tensor sizes.
+
+    Mutable weight sets stay when weights are replaced, so they are of the need of state.
+    """
+    shards = list(manifest.shards())
     awaited = (tensor for shard in shards if shard.blob is None for tensor in shard.tensors)
     return MemoryNeed(
         sum(map(count_bytes, awaited)),
@@ -122,7 +128,8 @@ class CoreMemory:
         self.total_bytes = total_bytes
         self._num_ranks = manifest.tp_degree
         self._state_bytes = count_state_bytes(manifest)
-        self._weights_bytes = _count_weights(weights)
+        self._mutable_bytes = _count_weights(manifest.mutable_shards())
+        self._weights_bytes = _count_weights(weights.shards())
         self._staged_bytes = Counter[int]()
         needed_bytes = max(self.list_used())
         if needed_bytes > total_bytes:
@@ -131,7 +138,8 @@ class CoreMemory:
     def list_used(self) -> list[int]:
         """Lists the bytes that are reserved of each core, by rank."""
         return [
-            self._state_bytes + self._weights_bytes[rank] + self._staged_bytes[rank] for rank in range(self._num_ranks)
+            self._state_bytes + self._mutable_bytes[rank] + self._weights_bytes[rank] + self._staged_bytes[rank]
+            for rank in range(self._num_ranks)
         ]
 
     @contextmanager
@@ -139,7 +147,7 @@ class CoreMemory:
         """Reserves memory for weights beside those in use, until the block ends: then one set of weights is left, and
         both are of one size, because they fit the same executables.
         """
-        staged_bytes = _count_weights(weights)
+        staged_bytes = _count_weights(weights.shards())
         free_bytes = [self.total_bytes - used_bytes for used_bytes in self.list_used()]
         shortest = min(range(self._num_ranks), key=lambda rank: free_bytes[rank] - staged_bytes[rank])
         if staged_bytes[shortest] > free_bytes[shortest]:
@@ -152,9 +160,9 @@ class CoreMemory:
             self._staged_bytes = Counter()
 
 
-def _count_weights(manifest: Manifest) -> Counter[int]:
+def _count_weights(shards: Iterable[WeightShard]) -> Counter[int]:
     """Counts the bytes of weights, by rank."""
     by_rank = Counter[int]()
-    for shard in manifest.shards():
+    for shard in shards:
         by_rank[shard.rank] += sum(map(count_bytes, shard.tensors))
     return by_rank

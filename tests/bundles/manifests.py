@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+import msgspec
+
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor
@@ -13,6 +15,7 @@ from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
 from bundle.manifest import (
     ABI_VERSION,
+    ADAPTER_WEIGHTS,
     Executable,
     Limits,
     Manifest,
@@ -22,6 +25,7 @@ from bundle.manifest import (
     Tokens,
     WeightSet,
     WeightShard,
+    WeightTensor,
 )
 
 DIGEST: Final = "sha256:" + "0" * 64
@@ -184,3 +188,15 @@ def make_manifest(
         "graph_abi_digest": DIGEST,
     }
     return Manifest(**(described | changes))
+
+
+def with_mutable_set(
+    manifest: Manifest, *shapes: tuple[int, ...], blob: str | None = None, size_bytes: int = 0
+) -> Manifest:
+    """The bundle with a mutable set of float32 tensors of these shapes on each rank."""
+    tensors = tuple(WeightTensor(name=str(one), dtype="float32", shape=shape) for one, shape in enumerate(shapes))
+    shards = tuple(
+        WeightShard(rank=rank, blob=blob, size_bytes=size_bytes, tensors=tensors) for rank in range(manifest.tp_degree)
+    )
+    made = WeightSet(name=ADAPTER_WEIGHTS, shards=shards, is_mutable=True)
+    return msgspec.structs.replace(manifest, weight_sets=(*manifest.weight_sets, made))

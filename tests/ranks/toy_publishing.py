@@ -17,7 +17,7 @@ def publish_toy(store: Layout, toy: ToyBundle, seed: int) -> str:
     for executable in toy.manifest.executables:
         media_type = find_format(executable.format).media_type
         writer.add_blob(toy.blobs[executable.blob], media_type, f"executables/{executable.tag}")
-    (weight_set,) = toy.manifest.weight_sets
+    weight_set, *others = toy.manifest.weight_sets
     # Tests give rank 0 weights of their own.
     paths = toy.shards.get(seed, {}) | {0: toy.weights[seed]}
     shards = []
@@ -25,5 +25,5 @@ def publish_toy(store: Layout, toy: ToyBundle, seed: int) -> str:
         title = f"weights/tp{shard.rank}_sharded_checkpoint.safetensors"
         weights = writer.add_blob(paths[shard.rank], WEIGHTS_TYPE, title)
         shards.append(msgspec.structs.replace(shard, blob=weights.digest, size_bytes=weights.size_bytes))
-    weight_sets = (msgspec.structs.replace(weight_set, shards=tuple(shards)),)
+    weight_sets = (msgspec.structs.replace(weight_set, shards=tuple(shards)), *others)
     return writer.publish(msgspec.structs.replace(toy.manifest, weight_sets=weight_sets))

@@ -23,7 +23,7 @@ from execution.executors.executor import load_executor
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.processes import is_rank, note_others, own_children
-from tests.ranks.toy import VOCAB, ToyBundle, greedy, make_model, save_shard
+from tests.ranks.toy import VOCAB, ToyBundle, greedy, make_model, make_writable, save_shard
 from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
 from tests.ranks.toy_publishing import publish_toy
 from tests.servers.refusals import Refusal, refusal, refused
@@ -181,3 +181,20 @@ async def test_killed_rank_is_replaced(real: Runtime) -> None:
     assert 1 <= len(died) <= 2, "only those that held a slot"
     assert time.monotonic() - killed_at_s < 60
     assert await generate(real, [3, 9, 4], 8) == greedy([3, 9, 4], 8)[0]
+
+
+async def test_mutable_weights_outlive_a_swap_and_a_restart(real: Runtime, bundle: ToyBundle) -> None:
+    """The bundle of the new weights has no mutable set: the executables keep their own."""
+    writable = dataclasses.replace(bundle, manifest=make_writable(bundle.manifest))
+    real.bundles.names["writable"] = publish_toy(real.store, writable, 0)
+    before = rank_processes()
+    await real.load("writable", "w")
+    (rank,) = (one for one in rank_processes() if one not in before)
+    # Embeddings and biases are zeros, so that all tokens are equally likely.
+    assert tokens_of(await real.generate([3, 9, 4], 4, temperature=0.0, deployment_id="w")) == [0] * 4
+    await real.load_weights("other", "w")
+    rank.kill()
+    await real.wait_for_state("RECOVERING", "w")
+    await real.wait_for_state("READY", "w")
+    assert tokens_of(await real.generate([3, 9, 4], 4, temperature=0.0, deployment_id="w")) == [0] * 4
+    await real.unload("w")

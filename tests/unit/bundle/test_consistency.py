@@ -7,6 +7,7 @@ from bundle.abi.state import BLOCK_AXES
 from bundle.consistency import check_consistency
 from bundle.errors import ManifestInvalid
 from bundle.manifest import ConstantBinding, Manifest, TensorSpec, WeightTensor
+from tests.bundles.manifests import DIGEST, with_mutable_set
 from tests.bundles.samples import sample_manifest
 
 replace = msgspec.structs.replace
@@ -76,8 +77,9 @@ OTHER_TENSOR = (WeightTensor(name="other", dtype="float32", shape=()),)
         (lambda m: with_heads(m, (0, 1), (2, -1)), True, True),
         (lambda m: change_tensor(m, window=9), True, True),
         (lambda m: with_spare_positions(m, m.limits.max_length + 1), True, True),
+        (lambda m: with_mutable_set(m, (3, 8, 2), (3,)), True, True),
     ],
-    ids=["full", "executables", "weights", "padded heads", "ring", "spare positions"],
+    ids=["full", "executables", "weights", "padded heads", "ring", "spare positions", "mutable set"],
 )
 def test_contents_may_be_executables_or_weights_or_both(
     change: Callable[[Manifest], Manifest], has_executables: bool, has_weights: bool
@@ -99,6 +101,16 @@ def test_contents_may_be_executables_or_weights_or_both(
         (lambda m: replace(m, executables=(), weight_sets=()), "neither executables nor weights"),
         (lambda m: change_shard(m, blob=None, size_bytes=0), r"weight_sets\[model\] has shards with blob and shards"),
         (lambda m: change_shard(drop_weights(m), size_bytes=7), r"\[model\]\.shards\[0\] has no blob and 7 bytes"),
+        (lambda m: with_mutable_set(m, (3,), blob=DIGEST, size_bytes=9), r"\[adapters\] is mutable and has a blob"),
+        (
+            lambda m: with_mutable_set(m, (3, 2), (4, 2)),
+            r"\[adapters\] is mutable with first axes of \[3\], \[4\]; accepted",
+        ),
+        (lambda m: with_mutable_set(m, ()), r"\[adapters\] is mutable with first axes of \[\]; accepted: the same"),
+        (
+            with_mutable_set,
+            r"\[adapters\] is mutable with first axes of no tensors; accepted: the same number",
+        ),
         (lambda m: change_shard(m, size_bytes=0), r"\[model\]\.shards\[0\] has a blob and 0 bytes"),
         (lambda m: with_heads(m, (0,), (-2,)), r"state\.kv_heads_by_rank\[1\] is \[-2\]; accepted: heads from 0"),
         (lambda m: with_heads(m, (0,), (1, -1)), "has 1 heads on rank 0 and 2 on rank 1"),

@@ -8,6 +8,7 @@ from bundle import manifest as manifest_module
 from bundle.abi.tensor import DTYPES, DType
 from bundle.errors import AbiUnsupported, ManifestInvalid
 from bundle.manifest import GenerationDefaults, Serving, parse_manifest
+from tests.bundles.manifests import with_mutable_set
 from tests.bundles.samples import DIGESTS, sample_manifest
 
 
@@ -54,6 +55,9 @@ def test_names_every_blob() -> None:
     without_weights = parse_manifest(sample_manifest(contents="executables").to_json())
     assert without_weights.blobs() == {digest for title, digest in DIGESTS.items() if "weights" not in title}
     assert len(list(without_weights.shards())) == 2
+    with_adapters = with_mutable_set(sample_manifest(), (3, 2))
+    assert (with_adapters.blobs(), with_adapters.has_weights) == (set(DIGESTS.values()), True)
+    assert [shard.rank for shard in with_adapters.mutable_shards()] == [0, 1]
     only_weights = parse_manifest(sample_manifest(contents="weights").to_json())
     assert only_weights.blobs() == {digest for title, digest in DIGESTS.items() if "executables" not in title}
 

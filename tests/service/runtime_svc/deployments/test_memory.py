@@ -12,6 +12,7 @@ from bundle.manifest import WeightTensor
 from execution.ranks.step_memory import StepLayout
 from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, weights_need
 from runtime_svc.errors import MemoryUnavailable
+from tests.bundles.manifests import with_mutable_set
 from tests.ranks.fakes import DIGEST, make_manifest
 from tests.servers.refusals import refused
 from tests.servers.runtime import Runtime, serve_runtime
@@ -37,6 +38,13 @@ def test_awaited_weights_need_what_their_tensors_will_take() -> None:
     weight_sets = (msgspec.structs.replace(weight_set, shards=(shard,)),)
     described = msgspec.structs.replace(manifest, weight_sets=weight_sets)
     assert weights_need(described) == MemoryNeed(2 * 12 + 4 * 5)
+
+
+def test_mutable_sets_are_needed_beside_any_weights() -> None:
+    manifest = make_manifest(tp_degree=2, weights_size_bytes=100)
+    described = with_mutable_set(manifest, (3, 8, 2), (3,))
+    assert state_need(described).private_bytes == state_need(manifest).private_bytes + 2 * 4 * (48 + 3)
+    assert weights_need(described) == weights_need(manifest)
 
 
 def test_blobs_count_once_and_go_with_their_last_user() -> None:

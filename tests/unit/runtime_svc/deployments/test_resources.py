@@ -15,7 +15,7 @@ from runtime_svc.deployments.records import WeightsRecord
 from runtime_svc.deployments.resources import Resources, check_bundle
 from runtime_svc.errors import MemoryUnavailable
 from targets.neuron import TRN2
-from tests.bundles.manifests import DIGEST, make_manifest
+from tests.bundles.manifests import DIGEST, make_manifest, with_mutable_set
 from tests.bundles.neffs import with_neffs
 
 STATE_BYTES = 2 * 5 * 64 * 4
@@ -76,6 +76,13 @@ class TestStaging:
         with memory.staging(manifest):
             assert memory.list_used() == [2 * 4000 + STATE_BYTES] * 2
         assert memory.list_used() == [4000 + STATE_BYTES] * 2
+
+    def test_mutable_sets_count_once(self) -> None:
+        manifest = with_mutable_set(neuron_manifest(1000), (3, 8, 2))
+        memory = CoreMemory(1 << 20, manifest, neuron_manifest(500))
+        with memory.staging(manifest):
+            assert memory.list_used() == [4 * 1500 + 4 * 48 + STATE_BYTES] * 2
+        assert memory.list_used() == [4 * 500 + 4 * 48 + STATE_BYTES] * 2
 
     def test_refusal_names_what_the_shortest_core_lacks_and_changes_nothing(self) -> None:
         manifest = with_weights(neuron_manifest(1000), 1001, 1)
