@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.abi.inputs import INPUTS, Input
+from bundle.abi.inputs import ADAPTERS
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Manifest
 from execution.step import Step
@@ -78,10 +78,8 @@ def test_left_padded_prompts_end_their_rows() -> None:
     }
 
 
-def test_rows_name_the_slots_of_their_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Input(name="adapter_ids", dtype="int32", dims=("R",), idle=(-1,), flag="adapters")
-    monkeypatch.setitem(INPUTS, row.name, row)  # type: ignore[arg-type]
-    manifest = make_manifest(num_slots=3, flags=("adapters", *DYNAMIC_FLAGS))
+def test_rows_name_the_slots_of_their_adapters() -> None:
+    manifest = make_manifest(num_slots=3, flags=(ADAPTERS, *DYNAMIC_FLAGS))
     rows = (scheduled(0, 0, (5, 6), 1, 1, adapter_slot=2), scheduled(1, 1, (5, 6), 1, 1))
     assert build(manifest, "token_generation", *rows).inputs["adapter_ids"] == [2, -1, -1]
 
