@@ -302,13 +302,9 @@ class Manifest(_Record, frozen=True):
         """Whether every shard has its blob. Otherwise the weights come from another bundle."""
         return all(shard.blob is not None for shard in self.shards())
 
-    def shards(self) -> Iterator[WeightShard]:
-        """Yields the shards of every rank and weight set, but for mutable ones, which have no blobs."""
-        return (shard for one in self.weight_sets if not one.is_mutable for shard in one.shards)
-
-    def mutable_shards(self) -> Iterator[WeightShard]:
-        """Yields the shards of every rank and mutable weight set."""
-        return (shard for one in self.weight_sets if one.is_mutable for shard in one.shards)
+    def shards(self, *, mutable: bool = False) -> Iterator[WeightShard]:
+        """Yields the shards of every rank and weight set: of those that are mutable, or else of all others."""
+        return (shard for one in self.weight_sets if one.is_mutable is mutable for shard in one.shards)
 
     def executables_of(self, submodel: SubmodelName) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
@@ -320,8 +316,8 @@ class Manifest(_Record, frozen=True):
         # A step writes a token at its position and reads it from the bucket; padding of a prompt may have any position.
         num_positions = executable.bucket[-1] if bounds_positions else self.limits.max_length
         scratch_place = self.state.num_blocks * self.state.block_tokens
-        adapters = (one for one in self.weight_sets if one.name == ADAPTER_WEIGHTS)
-        tensors = (tensor for one in adapters for shard in one.shards for tensor in shard.tensors)
+        # Adapters are the only mutable set that there is.
+        tensors = (tensor for shard in self.shards(mutable=True) for tensor in shard.tensors)
         num_adapters = min((size for tensor in tensors for size in tensor.shape[:1]), default=0)
         return {
             "R": executable.batch_size,

@@ -34,7 +34,7 @@ class MemoryNeed:
 
 def state_need(manifest: Manifest) -> MemoryNeed:
     """Returns the need of a bundle's KV cache, mutable weight sets and step memory, over all ranks."""
-    mutable_bytes = _count_weights(manifest.mutable_shards()).total()
+    mutable_bytes = _count_weights(manifest.shards(mutable=True)).total()
     return MemoryNeed(
         manifest.tp_degree * count_state_bytes(manifest) + mutable_bytes + StepLayout.of(manifest).size_bytes
     )
@@ -128,7 +128,7 @@ class CoreMemory:
         self.total_bytes = total_bytes
         self._num_ranks = manifest.tp_degree
         self._state_bytes = count_state_bytes(manifest)
-        self._mutable_bytes = _count_weights(manifest.mutable_shards())
+        self._mutable_bytes = _count_weights(manifest.shards(mutable=True))
         self._weights_bytes = _count_weights(weights.shards())
         self._staged_bytes = Counter[int]()
         needed_bytes = max(self.list_used())

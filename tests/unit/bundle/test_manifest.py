@@ -57,7 +57,7 @@ def test_names_every_blob() -> None:
     assert len(list(without_weights.shards())) == 2
     with_adapters = with_mutable_set(sample_manifest(), (3, 2))
     assert (with_adapters.blobs(), with_adapters.has_weights) == (set(DIGESTS.values()), True)
-    assert [shard.rank for shard in with_adapters.mutable_shards()] == [0, 1]
+    assert [shard.rank for shard in with_adapters.shards(mutable=True)] == [0, 1]
     only_weights = parse_manifest(sample_manifest(contents="weights").to_json())
     assert only_weights.blobs() == {digest for title, digest in DIGESTS.items() if "executables" not in title}
 
