@@ -10,15 +10,13 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bundle.manifest import Target
 from compiler_svc.lower import aoti
-from compiler_svc.lower.aoti import check_constants, lower_program
+from compiler_svc.lower.aoti import check_constants
 from compiler_svc.lower.errors import ProgramUnsupported
-from compiler_svc.lower.job import LoweredExecutable, LoweringOptions
+from compiler_svc.lower.job import LoweredExecutable
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.program import stage_job
 from execution.executors.aoti_library import AotiError, AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from tests.lowering_cache import LOWERING_CACHE
@@ -150,30 +148,3 @@ def test_equal_jobs_make_equal_bytes(
 ) -> None:
     again = lower(tmp_path, lowerings, level)
     assert again.path.read_bytes() == lowered.path.read_bytes()
-
-
-class Adapted(nn.Module):
-    """What a layer with room for adapters adds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lora_A, self.lora_B = (nn.Parameter(torch.zeros(3, *shape), False) for shape in ((2, 8), (6, 2)))
-
-    def forward(self, rows: Tensor, adapter_ids: Tensor) -> Tensor:
-        added: Tensor = torch.ops.kiln.adapt(rows, self.lora_A, self.lora_B, adapter_ids)
-        return added
-
-
-def test_adapters_have_no_kernel_yet(tmp_path: Path) -> None:
-    examples = (torch.zeros(4, 1, 8), torch.zeros(4, dtype=torch.int32))
-    options = LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3"))
-    job = stage_job(
-        torch.export.export(Adapted(), examples),
-        tag="token_generation_8",
-        num_state=0,
-        options=options,
-        directory=tmp_path / "job",
-        cache_dir=LOWERING_CACHE,
-    )
-    with pytest.raises(ProgramUnsupported, match="kiln::adapt has no kernel for cpu; accepted: optimization level 0"):
-        lower_program(job)
