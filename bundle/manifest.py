@@ -1,33 +1,25 @@
 """The bundle manifest: everything that a runtime needs to know about a bundle, as data.
 
 The manifest holds reproducible fields only, so that equal inputs give equal digests. The config blob of the OCI image
-manifest holds it as canonical JSON (RFC 8785), and so does the layer `manifest.json`. Unknown ABI versions, required
-features, flags and submodels are errors. Readers ignore unknown fields, and pass on the bytes of a manifest: encoding
-it anew would lose these fields, and change the digest.
+manifest holds it as canonical JSON (RFC 8785), and so does the layer `manifest.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from collections.abc import Collection, Iterator
+from itertools import chain
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 
 from bundle.abi.inputs import PromptLengths
 from bundle.abi.neff import NeffProgram
-from bundle.abi.outputs import list_flags
 from bundle.abi.state import StateLayout
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, DType, Symbol, Symbols
 from bundle.digest import Digest, canonical_json
-from bundle.errors import AbiUnsupported, ManifestInvalid
 
 ABI_VERSION: Final = 1
-
-#: What a manifest may require of its readers, in `required_features`, by name with the meaning. A field that an older
-#: reader must not ignore comes with a feature; any other new field is optional, and older readers ignore it.
-FEATURES: Final[Mapping[str, str]] = MappingProxyType({})
 
 #: How a weight shard arranges the items of a tensor.
 TensorLayout = Literal["row_major"]
@@ -35,8 +27,6 @@ TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
 StateConvention = Literal["in_place", "functional", "aliased"]
 #: Not an enumeration, because other distributions may add formats; `targets` knows those that can run here.
 FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
-
-_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +149,17 @@ class WeightSet(_Record, frozen=True, omit_defaults=True):
     is_mutable: bool = False
 
 
+class BundledAdapter(_Record, frozen=True):
+    """A LoRA adapter of the model, as each rank writes it into a slot of `ADAPTER_WEIGHTS`."""
+
+    #: What requests call it, where whoever loads it gives it no other name.
+    name: str
+    #: Of its numbers: equal for equal adapters, however slots and ranks divide them.
+    digest: Digest
+    #: The tensors of a slot: names, dtypes and shapes are those of the set, without the first axis.
+    shards: tuple[WeightShard, ...]
+
+
 class Sampling(_Record, frozen=True):
     """How tokens are picked."""
 
@@ -198,6 +199,10 @@ class GenerationDefaults(_Record, frozen=True, omit_defaults=True):
     top_p: float | None = None
 
 
+AdapterEviction = Literal["lru", "lfu"]
+DEFAULT_HOST_ADAPTERS: Final = 100
+
+
 class Serving(_Record, frozen=True, omit_defaults=True):
     """Options for the runtime, not the executables. One at its default is not written, so that old digests stay."""
 
@@ -211,6 +216,10 @@ class Serving(_Record, frozen=True, omit_defaults=True):
     prompt_lengths: PromptLengths | None = None
     #: Take precedence over the defaults in `sampling`; None if requests cannot choose, or the checkpoint names nothing.
     generation: GenerationDefaults | None = None
+    #: Which adapter makes room for another: the one unused for longest, or used least.
+    adapter_eviction: AdapterEviction = "lru"
+    #: Adapters that ranks keep in the host's memory, ready to be written into slots.
+    max_host_adapters: int = DEFAULT_HOST_ADAPTERS
 
 
 class Tokens(_Record, frozen=True):
@@ -289,18 +298,23 @@ class Manifest(_Record, frozen=True):
     #: See `bundle.abi.digest.compute_graph_abi_digest`.
     graph_abi_digest: Digest
     serving: Serving = Serving()
-    #: Names of `FEATURES` without which a reader would misunderstand the bundle, sorted.
+    #: Names of `manifest_parser.FEATURES` without which a reader would misunderstand the bundle, sorted.
     required_features: tuple[str, ...] = ()
+    #: Adapters that come with the bundle: all that there is, in a bundle without executables and weights.
+    adapters: tuple[BundledAdapter, ...] = ()
 
     @property
     def has_executables(self) -> bool:
-        """Whether a runtime can load the bundle. Without executables, it holds weights for those of another bundle."""
+        """Whether a runtime can load the bundle. Without executables, it holds weights or adapters for those of another
+        bundle.
+        """
         return bool(self.executables)
 
     @property
     def has_weights(self) -> bool:
-        """Whether every shard has its blob. Otherwise the weights come from another bundle."""
-        return all(shard.blob is not None for shard in self.shards())
+        """Whether there are weights, and every shard has its blob. Otherwise they come from another bundle."""
+        blobs = [shard.blob for shard in self.shards()]
+        return bool(blobs) and None not in blobs
 
     def shards(self, *, mutable: bool = False) -> Iterator[WeightShard]:
         """Yields the shards of every rank and weight set: of those that are mutable, or else of all others."""
@@ -336,64 +350,15 @@ class Manifest(_Record, frozen=True):
 
     def blobs(self) -> frozenset[str]:
         """Returns the digests of all blobs that the manifest names."""
-        shards = (shard.blob for shard in self.shards() if shard.blob is not None)
+        written = chain(self.shards(), *(adapter.shards for adapter in self.adapters))
+        shards = (shard.blob for shard in written if shard.blob is not None)
         files = (file.blob for file in self.tokenizer.files) if self.tokenizer else ()
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 
     def to_json(self) -> bytes:
         """Writes canonical JSON: equal manifests give equal bytes. Optional fields at their defaults are left out."""
         document: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("serving", "required_features"):
+        for name in ("serving", "required_features", "adapters"):
             if not document[name]:
                 del document[name]
         return canonical_json(document)
-
-
-def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
-    """Reads a manifest. Ignores unknown fields; known ones must follow the schema."""
-    # In this order, because another ABI version or an unknown feature may give every other field another form.
-    version = _decode(data, _AbiVersion, digest).abi_version
-    if version != ABI_VERSION:
-        raise AbiUnsupported("abi_version", str(version), str(ABI_VERSION))
-    unknown = sorted(set(_decode(data, _RequiredFeatures, digest).required_features) - FEATURES.keys())
-    if unknown:
-        raise AbiUnsupported("required_features", ", ".join(unknown), ", ".join(sorted(FEATURES)) or "none")
-    manifest = _decode(data, Manifest, digest)
-    try:
-        manifest.to_json()
-    except ValueError as error:
-        # Large integers, for example: the weights of another checkpoint come with a manifest made of this one.
-        raise ManifestInvalid(str(error), digest) from error
-    _check_is_served(manifest)
-    return manifest
-
-
-def _decode(data: bytes, record: type[_StructT], digest: str) -> _StructT:
-    try:
-        return msgspec.json.decode(data, type=record)
-    except (ValueError, RecursionError) as error:
-        raise ManifestInvalid(str(error), digest) from error
-
-
-def _check_is_served(manifest: Manifest) -> None:
-    flags = list_flags()
-    served = [name for name, submodel in SUBMODELS.items() if submodel.is_served]
-    for executable in manifest.executables:
-        path = f"executables[{executable.tag}]"
-        unknown = sorted(set(executable.flags) - flags)
-        if unknown:
-            raise AbiUnsupported(f"{path}.flags", ", ".join(unknown), ", ".join(sorted(flags)))
-        if executable.submodel not in served:
-            raise AbiUnsupported(f"{path}.submodel", executable.submodel, ", ".join(served))
-
-
-class _AbiVersion(msgspec.Struct):
-    """The only field that manifests of every ABI version have."""
-
-    abi_version: int
-
-
-class _RequiredFeatures(msgspec.Struct):
-    """The field that all manifests of this ABI version have in the same form."""
-
-    required_features: tuple[str, ...] = ()

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 from bundle.consistency import check_consistency
 from bundle.digest import Progress, parse_digest, sha256_bytes
 from bundle.errors import BlobCorrupt, BlobMissing, BlobNotFound, BundleNotFound, ManifestInvalid
-from bundle.manifest import Manifest, parse_manifest
+from bundle.manifest import Manifest
+from bundle.manifest_parser import parse_manifest
 from bundle.neff import check_neffs
 from bundle.store.blob_writer import StoredBlob
 from bundle.store.layout import Layout

@@ -12,7 +12,7 @@ import grpc
 from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 
 from bundle.errors import BlobNotFound, BundleNotFound, KilnError
-from bundle.manifest import parse_manifest
+from bundle.manifest_parser import parse_manifest
 from bundle.store.oci import TITLE, BlobDescriptor
 from edge.access.changing_file import ChangingFile
 from edge.access.control import TOKEN_KEY

@@ -18,7 +18,7 @@ from bundle.consistency import check_consistency
 from bundle.digest import sha256_bytes
 from bundle.errors import BlobNotFound, BundleNotFound, ManifestInvalid
 from bundle.host.reading import open_regular, reading
-from bundle.manifest import parse_manifest
+from bundle.manifest_parser import parse_manifest
 from bundle.store.blob_writer import StoredBlob
 from bundle.store.oci import (
     BUNDLE_TYPE,

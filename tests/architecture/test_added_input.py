@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from bundle.abi.inputs import INPUTS, Input
 from bundle.consistency import check_consistency
-from bundle.manifest import Executable, Manifest, TensorSpec, parse_manifest
+from bundle.manifest import Executable, Manifest, TensorSpec
+from bundle.manifest_parser import parse_manifest
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.trace.program import SubmodelProgram, make_example_tensors

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kiln.bundle.v1 import bundle_pb2 as pb
 
-from bundle.manifest import parse_manifest
+from bundle.manifest_parser import parse_manifest
 from bundle.store.layout import Layout
 from bundle.store.oci import MANIFEST_TYPE
 from tests.bundles.samples import FILES, OTHER_GRAPHS, publish_sample

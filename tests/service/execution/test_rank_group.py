@@ -234,7 +234,7 @@ async def test_closing_is_no_death(eager: ToyBundle) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from bundle.manifest import parse_manifest
+from bundle.manifest_parser import parse_manifest
 from execution.ranks.group import RankGroup
 
 async def main():

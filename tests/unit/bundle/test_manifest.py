@@ -4,10 +4,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from bundle import manifest as manifest_module
+from bundle import manifest_parser
 from bundle.abi.tensor import DTYPES, DType
 from bundle.errors import AbiUnsupported, ManifestInvalid
-from bundle.manifest import GenerationDefaults, Serving, parse_manifest
+from bundle.manifest import GenerationDefaults, Serving
+from bundle.manifest_parser import parse_manifest
 from tests.bundles.manifests import with_mutable_set
 from tests.bundles.samples import DIGESTS, sample_manifest
 
@@ -92,7 +93,7 @@ def test_unknown_required_features_are_refused_by_name_whatever_else_changed() -
 
 
 def test_known_required_features_are_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_module, "FEATURES", {"antigravity": "tokens fall upwards"})
+    monkeypatch.setattr(manifest_parser, "FEATURES", {"antigravity": "tokens fall upwards"})
     requiring = msgspec.structs.replace(sample_manifest(), required_features=("antigravity",))
     assert json.loads(requiring.to_json())["required_features"] == ["antigravity"]
     assert parse_manifest(requiring.to_json()) == requiring

@@ -8,7 +8,8 @@ import pytest
 from bundle.abi.neff import NeffProgram
 from bundle.consistency import check_consistency
 from bundle.errors import ManifestInvalid
-from bundle.manifest import Manifest, parse_manifest
+from bundle.manifest import Manifest
+from bundle.manifest_parser import parse_manifest
 from tests.bundles.neffs import with_neffs
 from tests.bundles.samples import sample_manifest
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bundle.consistency import check_consistency
 from bundle.digest import digest_hex, is_digest, parse_digest, sha256_bytes
 from bundle.errors import AbiUnsupported, BundleError, DigestInvalid, LayoutInvalid, ManifestInvalid, RefInvalid
-from bundle.manifest import parse_manifest
+from bundle.manifest_parser import parse_manifest
 from bundle.reference import is_alias, is_name, parse_reference
 from bundle.store.catalog import find_bundle
 from bundle.store.layout import Layout, read_pins

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.consistency import check_consistency
-from bundle.manifest import Manifest, parse_manifest
+from bundle.manifest import Manifest
+from bundle.manifest_parser import parse_manifest
 from execution.step import StepForm
 from tests.bundles.manifests import make_manifest
 

@@ -818,6 +818,42 @@ class ShardWeightsRequest(_message.Message):
 Global___ShardWeightsRequest: _TypeAlias = ShardWeightsRequest  # noqa: Y015
 
 @_typing.final
+class ShardAdapterRequest(_message.Message):
+    """ShardAdapterRequest describes one bundle with an adapter only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    EXECUTABLES_REF_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Bundle name of the new version, and what requests call the adapter unless LoadAdapter says otherwise. Required."""
+    adapter: _builtins.str
+    """Adapter on the compiler's host, absolute or relative to a model root: a directory as PEFT saves it, or a file of NxD's
+    training. Required.
+    """
+    executables_ref: _builtins.str
+    """Bundle whose executables the adapter is for, as in BundleService. Required."""
+    request_id: _builtins.str
+    """Makes the call idempotent, as in CompileRequest."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+        executables_ref: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "executables_ref", b"executables_ref", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardAdapterRequest: _TypeAlias = ShardAdapterRequest  # noqa: Y015
+
+@_typing.final
 class QuantizeWeightsRequest(_message.Message):
     """QuantizeWeightsRequest describes one quantized checkpoint."""
 

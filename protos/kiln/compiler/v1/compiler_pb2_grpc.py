@@ -53,6 +53,11 @@ class CompilerServiceStub:
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
                 response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
+        self.ShardAdapter = channel.unary_unary(
+                '/kiln.compiler.v1.CompilerService/ShardAdapter',
+                request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardAdapterRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
         self.QuantizeWeights = channel.unary_unary(
                 '/kiln.compiler.v1.CompilerService/QuantizeWeights',
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.QuantizeWeightsRequest.SerializeToString,
@@ -116,6 +121,19 @@ class CompilerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShardAdapter(self, request, context):
+        """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
+        lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
+        CompileResponse.
+        Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
+        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
+        with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
+        none. The operation can also end as those of Compile do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QuantizeWeights(self, request, context):
         """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
         one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
@@ -155,6 +173,11 @@ def add_CompilerServiceServicer_to_server(servicer, server):
             'ShardWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.ShardWeights,
                     request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'ShardAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShardAdapter,
+                    request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardAdapterRequest.FromString,
                     response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
             ),
             'QuantizeWeights': grpc.unary_unary_rpc_method_handler(
@@ -251,6 +274,33 @@ class CompilerService:
             target,
             '/kiln.compiler.v1.CompilerService/ShardWeights',
             kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShardAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.compiler.v1.CompilerService/ShardAdapter',
+            kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardAdapterRequest.SerializeToString,
             google_dot_longrunning_dot_operations__pb2.Operation.FromString,
             options,
             channel_credentials,

@@ -70,6 +70,15 @@ class CompilerServiceStub:
     bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
     FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
     """
+    ShardAdapter: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.ShardAdapterRequest, _operations_pb2.Operation]
+    """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
+    lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
+    CompileResponse.
+    Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
+    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
+    with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
+    none. The operation can also end as those of Compile do.
+    """
     QuantizeWeights: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.QuantizeWeightsRequest, _operations_pb2.Operation]
     """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
     one matrix of a tensor's rows in memory. The operation takes a place in the queue of compiles, and a restart of the
@@ -126,6 +135,15 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
     bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
     FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
+    """
+    ShardAdapter: _aio.UnaryUnaryMultiCallable[_compiler_pb2.ShardAdapterRequest, _operations_pb2.Operation]  # type: ignore[assignment]
+    """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
+    lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
+    CompileResponse.
+    Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
+    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
+    with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
+    none. The operation can also end as those of Compile do.
     """
     QuantizeWeights: _aio.UnaryUnaryMultiCallable[_compiler_pb2.QuantizeWeightsRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
@@ -198,6 +216,21 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
         bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
         FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
+        """
+
+    @_abc_1.abstractmethod
+    def ShardAdapter(
+        self,
+        request: _compiler_pb2.ShardAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
+        """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
+        lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
+        CompileResponse.
+        Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
+        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
+        with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
+        none. The operation can also end as those of Compile do.
         """
 
     @_abc_1.abstractmethod

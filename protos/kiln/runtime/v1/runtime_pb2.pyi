@@ -591,6 +591,210 @@ class Load(_message.Message):
 Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
+class Adapter(_message.Message):
+    """Adapter is a loaded LoRA adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BUNDLE_REF_FIELD_NUMBER: _builtins.int
+    BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What requests call it."""
+    digest: _builtins.str
+    """Digest of its numbers: equal for equal adapters."""
+    bundle_ref: _builtins.str
+    """Reference that it was loaded by; empty if it came with the deployment's bundle."""
+    bundle_digest: _builtins.str
+    """Digest of the bundle that it comes from."""
+    owner: _builtins.str
+    """Principal that loaded it; empty if it came with the deployment's bundle, and serves all."""
+    slot: _builtins.int
+    """Slot of the ranks that it is in; unset if it is in none, and will be written into one for its next request."""
+    active_requests: _builtins.int
+    """Running and waiting requests with it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        bundle_ref: _builtins.str = ...,
+        bundle_digest: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        slot: _builtins.int | None = ...,
+        active_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "slot", b"slot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "active_requests", b"active_requests", "bundle_digest", b"bundle_digest", "bundle_ref", b"bundle_ref", "digest", b"digest", "name", b"name", "owner", b"owner", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
+    _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    """LoadAdapterRequest names an adapter and where it comes from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    REF_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    deployment_id: _builtins.str
+    """Required."""
+    ref: _builtins.str
+    """Bundle with one adapter, as in BundleService. Required."""
+    name: _builtins.str
+    """What requests call it: 1 to 128 letters, digits, '.', '_', '-', '/', ':'. Default: its name in the bundle."""
+    replace: _builtins.bool
+    """Lets a name of the caller mean another adapter from now on; requests that have come before end with the old one."""
+    def __init__(
+        self,
+        *,
+        deployment_id: _builtins.str = ...,
+        ref: _builtins.str = ...,
+        name: _builtins.str = ...,
+        replace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment_id", b"deployment_id", "name", b"name", "ref", b"ref", "replace", b"replace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    """LoadAdapterResponse is the loaded adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___Adapter:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        adapter: Global___Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    """UnloadAdapterRequest names an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    deployment_id: _builtins.str
+    """Required."""
+    name: _builtins.str
+    """Required."""
+    def __init__(
+        self,
+        *,
+        deployment_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment_id", b"deployment_id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    """UnloadAdapterResponse tells what goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    active_requests: _builtins.int
+    """Requests that still run or wait with it."""
+    def __init__(
+        self,
+        *,
+        active_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ListAdaptersRequest(_message.Message):
+    """ListAdaptersRequest asks for a deployment's adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    deployment_id: _builtins.str
+    """Required."""
+    def __init__(
+        self,
+        *,
+        deployment_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment_id", b"deployment_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdaptersRequest: _TypeAlias = ListAdaptersRequest  # noqa: Y015
+
+@_typing.final
+class ListAdaptersResponse(_message.Message):
+    """ListAdaptersResponse lists adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    num_slots: _builtins.int
+    """Adapters that are in the ranks' memory at once; 0 if the executables have no room for any."""
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """Adapters, by name."""
+
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        num_slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "num_slots", b"num_slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdaptersResponse: _TypeAlias = ListAdaptersResponse  # noqa: Y015
+
+@_typing.final
 class LoadBundleRequest(_message.Message):
     """LoadBundleRequest asks for a deployment."""
 

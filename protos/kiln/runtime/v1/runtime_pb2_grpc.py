@@ -70,6 +70,21 @@ class RuntimeServiceStub:
                 request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsRequest.SerializeToString,
                 response_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/kiln.runtime.v1.RuntimeService/LoadAdapter',
+                request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/kiln.runtime.v1.RuntimeService/UnloadAdapter',
+                request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/kiln.runtime.v1.RuntimeService/ListAdapters',
+                request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/kiln.runtime.v1.RuntimeService/GetServerInfo',
                 request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.GetServerInfoRequest.SerializeToString,
@@ -157,6 +172,36 @@ class RuntimeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Lets requests name an adapter of a bundle that ShardAdapter or Compile has made for the deployment's executables. It
+        belongs to the caller, whom alone it serves; what the deployment's own bundle holds serves all. Loading again what a
+        name means already changes nothing.
+        Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND,
+        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for
+        adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle has none or several, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+        FAILED_PRECONDITION/WEIGHTS_INVALID, ALREADY_EXISTS/ADAPTER_EXISTS where the name means another adapter and `replace` is
+        false, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and INTERNAL/STATE_UNWRITABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes the name from an adapter of the caller. Requests that have come before end with it.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/ADAPTER_NOT_FOUND and INTERNAL/STATE_UNWRITABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Lists the adapters that the caller's requests can name, by name; with the scope `admin` those of all.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """Tells what this server is and has.
         """
@@ -201,6 +246,21 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
                     servicer.LoadWeights,
                     request_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsRequest.FromString,
                     response_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -398,6 +458,87 @@ class RuntimeService:
             '/kiln.runtime.v1.RuntimeService/LoadWeights',
             kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsRequest.SerializeToString,
             kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.runtime.v1.RuntimeService/LoadAdapter',
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadAdapterRequest.SerializeToString,
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.runtime.v1.RuntimeService/UnloadAdapter',
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.UnloadAdapterRequest.SerializeToString,
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.runtime.v1.RuntimeService/ListAdapters',
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListAdaptersRequest.SerializeToString,
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -80,6 +80,24 @@ class RuntimeServiceStub:
     RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
     ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.LoadAdapterRequest, _runtime_pb2.LoadAdapterResponse]
+    """Lets requests name an adapter of a bundle that ShardAdapter or Compile has made for the deployment's executables. It
+    belongs to the caller, whom alone it serves; what the deployment's own bundle holds serves all. Loading again what a
+    name means already changes nothing.
+    Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND,
+    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for
+    adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle has none or several, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+    FAILED_PRECONDITION/WEIGHTS_INVALID, ALREADY_EXISTS/ADAPTER_EXISTS where the name means another adapter and `replace` is
+    false, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and INTERNAL/STATE_UNWRITABLE.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.UnloadAdapterRequest, _runtime_pb2.UnloadAdapterResponse]
+    """Takes the name from an adapter of the caller. Requests that have come before end with it.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/ADAPTER_NOT_FOUND and INTERNAL/STATE_UNWRITABLE.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ListAdaptersRequest, _runtime_pb2.ListAdaptersResponse]
+    """Lists the adapters that the caller's requests can name, by name; with the scope `admin` those of all.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
+    """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.GetServerInfoRequest, _runtime_pb2.GetServerInfoResponse]
     """Tells what this server is and has."""
 
@@ -134,6 +152,24 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
     RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
     ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
+    """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_runtime_pb2.LoadAdapterRequest, _runtime_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Lets requests name an adapter of a bundle that ShardAdapter or Compile has made for the deployment's executables. It
+    belongs to the caller, whom alone it serves; what the deployment's own bundle holds serves all. Loading again what a
+    name means already changes nothing.
+    Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND,
+    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for
+    adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle has none or several, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+    FAILED_PRECONDITION/WEIGHTS_INVALID, ALREADY_EXISTS/ADAPTER_EXISTS where the name means another adapter and `replace` is
+    false, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and INTERNAL/STATE_UNWRITABLE.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_runtime_pb2.UnloadAdapterRequest, _runtime_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Takes the name from an adapter of the caller. Requests that have come before end with it.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/ADAPTER_NOT_FOUND and INTERNAL/STATE_UNWRITABLE.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ListAdaptersRequest, _runtime_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """Lists the adapters that the caller's requests can name, by name; with the scope `admin` those of all.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
     """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_runtime_pb2.GetServerInfoRequest, _runtime_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Tells what this server is and has."""
@@ -228,6 +264,42 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
         RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
         ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _runtime_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.LoadAdapterResponse, _abc.Awaitable[_runtime_pb2.LoadAdapterResponse]]:
+        """Lets requests name an adapter of a bundle that ShardAdapter or Compile has made for the deployment's executables. It
+        belongs to the caller, whom alone it serves; what the deployment's own bundle holds serves all. Loading again what a
+        name means already changes nothing.
+        Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND,
+        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for
+        adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle has none or several, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+        FAILED_PRECONDITION/WEIGHTS_INVALID, ALREADY_EXISTS/ADAPTER_EXISTS where the name means another adapter and `replace` is
+        false, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and INTERNAL/STATE_UNWRITABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _runtime_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.UnloadAdapterResponse, _abc.Awaitable[_runtime_pb2.UnloadAdapterResponse]]:
+        """Takes the name from an adapter of the caller. Requests that have come before end with it.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/ADAPTER_NOT_FOUND and INTERNAL/STATE_UNWRITABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _runtime_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.ListAdaptersResponse, _abc.Awaitable[_runtime_pb2.ListAdaptersResponse]]:
+        """Lists the adapters that the caller's requests can name, by name; with the scope `admin` those of all.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -10,7 +10,7 @@ from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.digest import sha256_bytes
-from bundle.manifest import parse_manifest
+from bundle.manifest_parser import parse_manifest
 from tests.servers.compiler_process import run_compiler
 
 # Without weights there is no golden check, which would take time and show nothing about graphs.

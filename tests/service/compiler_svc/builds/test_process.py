@@ -13,7 +13,8 @@ from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 from safetensors.numpy import load_file, save_file
 
-from bundle.manifest import Limits, parse_manifest
+from bundle.manifest import Limits
+from bundle.manifest_parser import parse_manifest
 from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
 from bundle.store.verification import BlobVerifier

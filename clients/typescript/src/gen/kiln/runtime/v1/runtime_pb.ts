@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/runtime.proto.
  */
 export const file_kiln_runtime_v1_runtime: GenFile = /*@__PURE__*/
-  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIpcGCgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQZm9sbG93ZWRfdmVyc2lvbhgPIAEoCRIXCg9mb2xsb3dlZF9kaWdlc3QYECABKAkSEAoIZGVncmFkZWQYESABKAgSMQoMa2VwdF93ZWlnaHRzGBIgAygLMhsua2lsbi5ydW50aW1lLnYxLktlcHRNZW1vcnkSLAoHa2VwdF9rdhgTIAMoCzIbLmtpbG4ucnVudGltZS52MS5LZXB0TWVtb3J5IpsBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEhEKDVNUQVRFX0xPQURJTkcQARIPCgtTVEFURV9SRUFEWRACEhQKEFNUQVRFX1JFQ09WRVJJTkcQAxITCg9TVEFURV9VTkxPQURJTkcQBBIQCgxTVEFURV9GQUlMRUQQBRIaChZTVEFURV9BV0FJVElOR19XRUlHSFRTEAYiMAoKS2VwdE1lbW9yeRIOCgZmb3JtYXQYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAyLqAQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJEhYKDmJ1bmRsZV92ZXJzaW9uGAggASgJEhcKD3dlaWdodHNfdmVyc2lvbhgJIAEoCSKnBQoMQ2FwYWJpbGl0aWVzEhoKEm1heF9jb250ZXh0X2xlbmd0aBgBIAEoBRISCgptYXhfbGVuZ3RoGAIgASgFEhYKDm1heF9iYXRjaF9zaXplGAMgASgFEhIKCnZvY2FiX3NpemUYBCABKAUSGAoQZHluYW1pY19zYW1wbGluZxgFIAEoCBIRCgltYXhfdG9wX2sYBiABKAUSEAoIbG9ncHJvYnMYByABKAgSDAoEY2hhdBgIIAEoCBI6ChBkZWZhdWx0X3NhbXBsaW5nGAkgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlZmF1bHRTYW1wbGluZxIVCg1lb3NfdG9rZW5faWRzGAogAygFEhYKDm1heF9uZXdfdG9rZW5zGAsgASgFEgwKBHRleHQYDCABKAgSDgoGbG9naXRzGA0gASgIEhQKDG1heF9sb2dwcm9icxgOIAEoBRIYChBpbnB1dF90cnVuY2F0aW9uGA8gASgIEhUKDWlucHV0X2NhcHR1cmUYECABKAgSGAoQbWF4X3N0b3Bfc3RyaW5ncxgRIAEoBRIaChJtYXhfc3RvcF90b2tlbl9pZHMYEiABKAUSFAoMcGFkZGluZ19zaWRlGBMgASgJEhIKCmFzeW5jX21vZGUYFCABKAgSMwoJc3VibW9kZWxzGBUgAygLMiAua2lsbi5ydW50aW1lLnYxLlN1Ym1vZGVsQnVja2V0cxIQCghhZGFwdGVycxgWIAMoCRIaChJzcGVjdWxhdGlvbl9sZW5ndGgYFyABKAUSFgoOcHJlZml4X2NhY2hpbmcYGCABKAgSEAoIc2Vzc2lvbnMYGSABKAgSGQoRbWF4X251bV9zZXF1ZW5jZXMYGiABKAUSFgoOY2hhdF90ZW1wbGF0ZXMYGyADKAkiRwoPU3VibW9kZWxCdWNrZXRzEhAKCHN1Ym1vZGVsGAEgASgJEhIKCmJhdGNoX3NpemUYAiABKAUSDgoGdG9rZW5zGAMgAygFIkQKD0RlZmF1bHRTYW1wbGluZxITCgt0ZW1wZXJhdHVyZRgBIAEoAhINCgV0b3BfaxgCIAEoBRINCgV0b3BfcBgDIAEoAiLcAQoETG9hZBISCgp1c2VkX3Nsb3RzGAEgASgFEhMKC3RvdGFsX3Nsb3RzGAIgASgFEhcKD3F1ZXVlZF9yZXF1ZXN0cxgDIAEoBRIWCg5xdWV1ZV9jYXBhY2l0eRgEIAEoBRINCgVzdGVwcxgFIAEoAxITCgt1c2VkX2Jsb2NrcxgGIAEoBRIUCgx0b3RhbF9ibG9ja3MYByABKAUSFAoMYmxvY2tfdG9rZW5zGAggASgFEhMKC3VzZWRfdG9rZW5zGAkgASgDEhUKDXF1ZXVlZF90b2tlbnMYCiABKAMizwEKEUxvYWRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIVCg1kZXBsb3ltZW50X2lkGAIgASgJEg0KBWNvcmVzGAMgAygFEh0KEHRocmVhZHNfcGVyX2NvcmUYBCABKAVIAIgBARIUCgxmb2xsb3dfYWxpYXMYBSABKAgSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CEwoRX3RocmVhZHNfcGVyX2NvcmUigwEKEkxvYWRCdW5kbGVSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABIxCgpkZXBsb3ltZW50GAIgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRIAEIHCgVldmVudCLzAQoMTG9hZFByb2dyZXNzEjIKBXN0YWdlGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzcy5TdGFnZRISCgpkb25lX2J5dGVzGAIgASgDEhMKC3RvdGFsX2J5dGVzGAMgASgDIoUBCgVTdGFnZRIVChFTVEFHRV9VTlNQRUNJRklFRBAAEhEKDVNUQUdFX1JFU09MVkUQARIPCgtTVEFHRV9GRVRDSBACEhAKDFNUQUdFX1ZFUklGWRADEg0KCVNUQUdFX01BUBAEEhAKDFNUQUdFX1dBUk1VUBAFEg4KClNUQUdFX1NXQVAQBiJnChNVbmxvYWRCdW5kbGVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSOQoQaW5fZmxpZ2h0X3BvbGljeRgCIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeSIwChRVbmxvYWRCdW5kbGVSZXNwb25zZRIYChBhYm9ydGVkX3JlcXVlc3RzGAEgASgFIhgKFkxpc3REZXBsb3ltZW50c1JlcXVlc3QiSwoXTGlzdERlcGxveW1lbnRzUmVzcG9uc2USMAoLZGVwbG95bWVudHMYASADKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCItChRHZXREZXBsb3ltZW50UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkgKFUdldERlcGxveW1lbnRSZXNwb25zZRIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQilQIKE1Jlc2V0S1ZDYWNoZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI2CgpkZXBsb3ltZW50GAIgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRTY29wZUgAEjkKDHByZWZpeF9jYWNoZRgEIAEoCzIhLmtpbG4ucnVudGltZS52MS5QcmVmaXhDYWNoZVNjb3BlSAASMAoHc2Vzc2lvbhgFIAEoCzIdLmtpbG4ucnVudGltZS52MS5TZXNzaW9uU2NvcGVIABI5ChBpbl9mbGlnaHRfcG9saWN5GAMgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5QgcKBXNjb3BlIhEKD0RlcGxveW1lbnRTY29wZSISChBQcmVmaXhDYWNoZVNjb3BlIiIKDFNlc3Npb25TY29wZRISCgpzZXNzaW9uX2lkGAEgASgJIrYBChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxmcmVlZF9ibG9ja3MYBiABKAUiLAoTTGlzdFNlc3Npb25zUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkIKFExpc3RTZXNzaW9uc1Jlc3BvbnNlEioKCHNlc3Npb25zGAEgAygLMhgua2lsbi5ydW50aW1lLnYxLlNlc3Npb24inwEKB1Nlc3Npb24SCgoCaWQYASABKAkSEwoLaGVsZF90b2tlbnMYAiABKAUSDwoHcnVubmluZxgDIAEoCBIxCg1sYXN0X3VzZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtleHBpcmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAixgEKEkxvYWRXZWlnaHRzUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEgsKA3JlZhgCIAEoCRIjCgRyb2xlGAMgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSOQoQaW5fZmxpZ2h0X3BvbGljeRgEIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeRIsCglrdl9wb2xpY3kYBSABKA4yGS5raWxuLnJ1bnRpbWUudjEuS3ZQb2xpY3kihwEKE0xvYWRXZWlnaHRzUmVzcG9uc2USMQoIcHJvZ3Jlc3MYASABKAsyHS5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzSAASNAoGcmVzdWx0GAIgASgLMiIua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzdWx0SABCBwoFZXZlbnQixgEKEUxvYWRXZWlnaHRzUmVzdWx0Ei8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudBIdChVwcmV2aW91c193ZWlnaHRfZXBvY2gYAiABKAMSFAoMd2VpZ2h0X2Vwb2NoGAMgASgDEhgKEGFib3J0ZWRfcmVxdWVzdHMYBCABKAUSMQoOcGF1c2VfZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iFgoUR2V0U2VydmVySW5mb1JlcXVlc3Qi2gIKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEhcKD3NjaGVtYV9yZXZpc2lvbhgCIAEoBRIfChdtaW5pbXVtX2NsaWVudF9yZXZpc2lvbhgDIAEoBRIOCgZ0YXJnZXQYBCABKAkSDAoEaXNhcxgFIAMoCRITCgt0b3RhbF9jb3JlcxgGIAEoBRISCgpmcmVlX2NvcmVzGAcgASgFEi4KCnN0YXJ0X3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhoKEnRvdGFsX21lbW9yeV9ieXRlcxgJIAEoAxIZChFmcmVlX21lbW9yeV9ieXRlcxgKIAEoAxI0CgtkZXBsb3ltZW50cxgLIAMoCzIfLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50SW5mbxISCgpob3N0X2NvcmVzGAwgAygFItwBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMSFAoMY2h1bmtfdG9rZW5zGAQgASgFEhcKD3dlaWdodHNfdmVyc2lvbhgFIAEoCRIWCg53ZWlnaHRzX2RpZ2VzdBgGIAEoCRIQCghkZWdyYWRlZBgHIAEoCCo9CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIPCgtST0xFX1RBUkdFVBABEg4KClJPTEVfRFJBRlQQAiqlAQoOSW5GbGlnaHRQb2xpY3kSIAocSU5fRkxJR0hUX1BPTElDWV9VTlNQRUNJRklFRBAAEhkKFUlOX0ZMSUdIVF9QT0xJQ1lfV0FJVBABEhoKFklOX0ZMSUdIVF9QT0xJQ1lfQUJPUlQQAhIbChdJTl9GTElHSFRfUE9MSUNZX1JFRlVTRRADEh0KGUlOX0ZMSUdIVF9QT0xJQ1lfQ09OVElOVUUQBCpTCghLdlBvbGljeRIZChVLVl9QT0xJQ1lfVU5TUEVDSUZJRUQQABIYChRLVl9QT0xJQ1lfSU5WQUxJREFURRABEhIKDktWX1BPTElDWV9LRUVQEAIyggYKDlJ1bnRpbWVTZXJ2aWNlElcKCkxvYWRCdW5kbGUSIi5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlc3BvbnNlMAESWwoMVW5sb2FkQnVuZGxlEiQua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVzcG9uc2USZAoPTGlzdERlcGxveW1lbnRzEicua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1JlcXVlc3QaKC5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVzcG9uc2USXgoNR2V0RGVwbG95bWVudBIlLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVzcG9uc2USWwoMUmVzZXRLVkNhY2hlEiQua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVzcG9uc2USWwoMTGlzdFNlc3Npb25zEiQua2lsbi5ydW50aW1lLnYxLkxpc3RTZXNzaW9uc1JlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuTGlzdFNlc3Npb25zUmVzcG9uc2USWgoLTG9hZFdlaWdodHMSIy5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXF1ZXN0GiQua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzcG9uc2UwARJeCg1HZXRTZXJ2ZXJJbmZvEiUua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIpcGCgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQZm9sbG93ZWRfdmVyc2lvbhgPIAEoCRIXCg9mb2xsb3dlZF9kaWdlc3QYECABKAkSEAoIZGVncmFkZWQYESABKAgSMQoMa2VwdF93ZWlnaHRzGBIgAygLMhsua2lsbi5ydW50aW1lLnYxLktlcHRNZW1vcnkSLAoHa2VwdF9rdhgTIAMoCzIbLmtpbG4ucnVudGltZS52MS5LZXB0TWVtb3J5IpsBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEhEKDVNUQVRFX0xPQURJTkcQARIPCgtTVEFURV9SRUFEWRACEhQKEFNUQVRFX1JFQ09WRVJJTkcQAxITCg9TVEFURV9VTkxPQURJTkcQBBIQCgxTVEFURV9GQUlMRUQQBRIaChZTVEFURV9BV0FJVElOR19XRUlHSFRTEAYiMAoKS2VwdE1lbW9yeRIOCgZmb3JtYXQYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAyLqAQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJEhYKDmJ1bmRsZV92ZXJzaW9uGAggASgJEhcKD3dlaWdodHNfdmVyc2lvbhgJIAEoCSKnBQoMQ2FwYWJpbGl0aWVzEhoKEm1heF9jb250ZXh0X2xlbmd0aBgBIAEoBRISCgptYXhfbGVuZ3RoGAIgASgFEhYKDm1heF9iYXRjaF9zaXplGAMgASgFEhIKCnZvY2FiX3NpemUYBCABKAUSGAoQZHluYW1pY19zYW1wbGluZxgFIAEoCBIRCgltYXhfdG9wX2sYBiABKAUSEAoIbG9ncHJvYnMYByABKAgSDAoEY2hhdBgIIAEoCBI6ChBkZWZhdWx0X3NhbXBsaW5nGAkgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlZmF1bHRTYW1wbGluZxIVCg1lb3NfdG9rZW5faWRzGAogAygFEhYKDm1heF9uZXdfdG9rZW5zGAsgASgFEgwKBHRleHQYDCABKAgSDgoGbG9naXRzGA0gASgIEhQKDG1heF9sb2dwcm9icxgOIAEoBRIYChBpbnB1dF90cnVuY2F0aW9uGA8gASgIEhUKDWlucHV0X2NhcHR1cmUYECABKAgSGAoQbWF4X3N0b3Bfc3RyaW5ncxgRIAEoBRIaChJtYXhfc3RvcF90b2tlbl9pZHMYEiABKAUSFAoMcGFkZGluZ19zaWRlGBMgASgJEhIKCmFzeW5jX21vZGUYFCABKAgSMwoJc3VibW9kZWxzGBUgAygLMiAua2lsbi5ydW50aW1lLnYxLlN1Ym1vZGVsQnVja2V0cxIQCghhZGFwdGVycxgWIAMoCRIaChJzcGVjdWxhdGlvbl9sZW5ndGgYFyABKAUSFgoOcHJlZml4X2NhY2hpbmcYGCABKAgSEAoIc2Vzc2lvbnMYGSABKAgSGQoRbWF4X251bV9zZXF1ZW5jZXMYGiABKAUSFgoOY2hhdF90ZW1wbGF0ZXMYGyADKAkiRwoPU3VibW9kZWxCdWNrZXRzEhAKCHN1Ym1vZGVsGAEgASgJEhIKCmJhdGNoX3NpemUYAiABKAUSDgoGdG9rZW5zGAMgAygFIkQKD0RlZmF1bHRTYW1wbGluZxITCgt0ZW1wZXJhdHVyZRgBIAEoAhINCgV0b3BfaxgCIAEoBRINCgV0b3BfcBgDIAEoAiLcAQoETG9hZBISCgp1c2VkX3Nsb3RzGAEgASgFEhMKC3RvdGFsX3Nsb3RzGAIgASgFEhcKD3F1ZXVlZF9yZXF1ZXN0cxgDIAEoBRIWCg5xdWV1ZV9jYXBhY2l0eRgEIAEoBRINCgVzdGVwcxgFIAEoAxITCgt1c2VkX2Jsb2NrcxgGIAEoBRIUCgx0b3RhbF9ibG9ja3MYByABKAUSFAoMYmxvY2tfdG9rZW5zGAggASgFEhMKC3VzZWRfdG9rZW5zGAkgASgDEhUKDXF1ZXVlZF90b2tlbnMYCiABKAMilgEKB0FkYXB0ZXISDAoEbmFtZRgBIAEoCRIOCgZkaWdlc3QYAiABKAkSEgoKYnVuZGxlX3JlZhgDIAEoCRIVCg1idW5kbGVfZGlnZXN0GAQgASgJEg0KBW93bmVyGAUgASgJEhEKBHNsb3QYBiABKAVIAIgBARIXCg9hY3RpdmVfcmVxdWVzdHMYByABKAVCBwoFX3Nsb3QiVwoSTG9hZEFkYXB0ZXJSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEgwKBG5hbWUYAyABKAkSDwoHcmVwbGFjZRgEIAEoCCJAChNMb2FkQWRhcHRlclJlc3BvbnNlEikKB2FkYXB0ZXIYASABKAsyGC5raWxuLnJ1bnRpbWUudjEuQWRhcHRlciI7ChRVbmxvYWRBZGFwdGVyUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEgwKBG5hbWUYAiABKAkiMAoVVW5sb2FkQWRhcHRlclJlc3BvbnNlEhcKD2FjdGl2ZV9yZXF1ZXN0cxgBIAEoBSIsChNMaXN0QWRhcHRlcnNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiVQoUTGlzdEFkYXB0ZXJzUmVzcG9uc2USKgoIYWRhcHRlcnMYASADKAsyGC5raWxuLnJ1bnRpbWUudjEuQWRhcHRlchIRCgludW1fc2xvdHMYAiABKAUizwEKEUxvYWRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIVCg1kZXBsb3ltZW50X2lkGAIgASgJEg0KBWNvcmVzGAMgAygFEh0KEHRocmVhZHNfcGVyX2NvcmUYBCABKAVIAIgBARIUCgxmb2xsb3dfYWxpYXMYBSABKAgSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CEwoRX3RocmVhZHNfcGVyX2NvcmUigwEKEkxvYWRCdW5kbGVSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABIxCgpkZXBsb3ltZW50GAIgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRIAEIHCgVldmVudCLzAQoMTG9hZFByb2dyZXNzEjIKBXN0YWdlGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzcy5TdGFnZRISCgpkb25lX2J5dGVzGAIgASgDEhMKC3RvdGFsX2J5dGVzGAMgASgDIoUBCgVTdGFnZRIVChFTVEFHRV9VTlNQRUNJRklFRBAAEhEKDVNUQUdFX1JFU09MVkUQARIPCgtTVEFHRV9GRVRDSBACEhAKDFNUQUdFX1ZFUklGWRADEg0KCVNUQUdFX01BUBAEEhAKDFNUQUdFX1dBUk1VUBAFEg4KClNUQUdFX1NXQVAQBiJnChNVbmxvYWRCdW5kbGVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSOQoQaW5fZmxpZ2h0X3BvbGljeRgCIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeSIwChRVbmxvYWRCdW5kbGVSZXNwb25zZRIYChBhYm9ydGVkX3JlcXVlc3RzGAEgASgFIhgKFkxpc3REZXBsb3ltZW50c1JlcXVlc3QiSwoXTGlzdERlcGxveW1lbnRzUmVzcG9uc2USMAoLZGVwbG95bWVudHMYASADKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCItChRHZXREZXBsb3ltZW50UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkgKFUdldERlcGxveW1lbnRSZXNwb25zZRIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQilQIKE1Jlc2V0S1ZDYWNoZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI2CgpkZXBsb3ltZW50GAIgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRTY29wZUgAEjkKDHByZWZpeF9jYWNoZRgEIAEoCzIhLmtpbG4ucnVudGltZS52MS5QcmVmaXhDYWNoZVNjb3BlSAASMAoHc2Vzc2lvbhgFIAEoCzIdLmtpbG4ucnVudGltZS52MS5TZXNzaW9uU2NvcGVIABI5ChBpbl9mbGlnaHRfcG9saWN5GAMgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5QgcKBXNjb3BlIhEKD0RlcGxveW1lbnRTY29wZSISChBQcmVmaXhDYWNoZVNjb3BlIiIKDFNlc3Npb25TY29wZRISCgpzZXNzaW9uX2lkGAEgASgJIrYBChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxmcmVlZF9ibG9ja3MYBiABKAUiLAoTTGlzdFNlc3Npb25zUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkIKFExpc3RTZXNzaW9uc1Jlc3BvbnNlEioKCHNlc3Npb25zGAEgAygLMhgua2lsbi5ydW50aW1lLnYxLlNlc3Npb24inwEKB1Nlc3Npb24SCgoCaWQYASABKAkSEwoLaGVsZF90b2tlbnMYAiABKAUSDwoHcnVubmluZxgDIAEoCBIxCg1sYXN0X3VzZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtleHBpcmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAixgEKEkxvYWRXZWlnaHRzUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEgsKA3JlZhgCIAEoCRIjCgRyb2xlGAMgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSOQoQaW5fZmxpZ2h0X3BvbGljeRgEIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeRIsCglrdl9wb2xpY3kYBSABKA4yGS5raWxuLnJ1bnRpbWUudjEuS3ZQb2xpY3kihwEKE0xvYWRXZWlnaHRzUmVzcG9uc2USMQoIcHJvZ3Jlc3MYASABKAsyHS5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzSAASNAoGcmVzdWx0GAIgASgLMiIua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzdWx0SABCBwoFZXZlbnQixgEKEUxvYWRXZWlnaHRzUmVzdWx0Ei8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudBIdChVwcmV2aW91c193ZWlnaHRfZXBvY2gYAiABKAMSFAoMd2VpZ2h0X2Vwb2NoGAMgASgDEhgKEGFib3J0ZWRfcmVxdWVzdHMYBCABKAUSMQoOcGF1c2VfZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iFgoUR2V0U2VydmVySW5mb1JlcXVlc3Qi2gIKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEhcKD3NjaGVtYV9yZXZpc2lvbhgCIAEoBRIfChdtaW5pbXVtX2NsaWVudF9yZXZpc2lvbhgDIAEoBRIOCgZ0YXJnZXQYBCABKAkSDAoEaXNhcxgFIAMoCRITCgt0b3RhbF9jb3JlcxgGIAEoBRISCgpmcmVlX2NvcmVzGAcgASgFEi4KCnN0YXJ0X3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhoKEnRvdGFsX21lbW9yeV9ieXRlcxgJIAEoAxIZChFmcmVlX21lbW9yeV9ieXRlcxgKIAEoAxI0CgtkZXBsb3ltZW50cxgLIAMoCzIfLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50SW5mbxISCgpob3N0X2NvcmVzGAwgAygFItwBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMSFAoMY2h1bmtfdG9rZW5zGAQgASgFEhcKD3dlaWdodHNfdmVyc2lvbhgFIAEoCRIWCg53ZWlnaHRzX2RpZ2VzdBgGIAEoCRIQCghkZWdyYWRlZBgHIAEoCCo9CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIPCgtST0xFX1RBUkdFVBABEg4KClJPTEVfRFJBRlQQAiqlAQoOSW5GbGlnaHRQb2xpY3kSIAocSU5fRkxJR0hUX1BPTElDWV9VTlNQRUNJRklFRBAAEhkKFUlOX0ZMSUdIVF9QT0xJQ1lfV0FJVBABEhoKFklOX0ZMSUdIVF9QT0xJQ1lfQUJPUlQQAhIbChdJTl9GTElHSFRfUE9MSUNZX1JFRlVTRRADEh0KGUlOX0ZMSUdIVF9QT0xJQ1lfQ09OVElOVUUQBCpTCghLdlBvbGljeRIZChVLVl9QT0xJQ1lfVU5TUEVDSUZJRUQQABIYChRLVl9QT0xJQ1lfSU5WQUxJREFURRABEhIKDktWX1BPTElDWV9LRUVQEAIymQgKDlJ1bnRpbWVTZXJ2aWNlElcKCkxvYWRCdW5kbGUSIi5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuTG9hZEJ1bmRsZVJlc3BvbnNlMAESWwoMVW5sb2FkQnVuZGxlEiQua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVzcG9uc2USZAoPTGlzdERlcGxveW1lbnRzEicua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1JlcXVlc3QaKC5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVzcG9uc2USXgoNR2V0RGVwbG95bWVudBIlLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXREZXBsb3ltZW50UmVzcG9uc2USWwoMUmVzZXRLVkNhY2hlEiQua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVzcG9uc2USWwoMTGlzdFNlc3Npb25zEiQua2lsbi5ydW50aW1lLnYxLkxpc3RTZXNzaW9uc1JlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuTGlzdFNlc3Npb25zUmVzcG9uc2USWgoLTG9hZFdlaWdodHMSIy5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXF1ZXN0GiQua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVzcG9uc2UwARJYCgtMb2FkQWRhcHRlchIjLmtpbG4ucnVudGltZS52MS5Mb2FkQWRhcHRlclJlcXVlc3QaJC5raWxuLnJ1bnRpbWUudjEuTG9hZEFkYXB0ZXJSZXNwb25zZRJeCg1VbmxvYWRBZGFwdGVyEiUua2lsbi5ydW50aW1lLnYxLlVubG9hZEFkYXB0ZXJSZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLlVubG9hZEFkYXB0ZXJSZXNwb25zZRJbCgxMaXN0QWRhcHRlcnMSJC5raWxuLnJ1bnRpbWUudjEuTGlzdEFkYXB0ZXJzUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5MaXN0QWRhcHRlcnNSZXNwb25zZRJeCg1HZXRTZXJ2ZXJJbmZvEiUua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldFNlcnZlckluZm9SZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Deployment is a loaded bundle.
@@ -690,6 +690,230 @@ export const LoadSchema: GenMessage<Load> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_runtime, 6);
 
 /**
+ * Adapter is a loaded LoRA adapter.
+ *
+ * @generated from message kiln.runtime.v1.Adapter
+ */
+export type Adapter = Message<"kiln.runtime.v1.Adapter"> & {
+  /**
+   * What requests call it.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Digest of its numbers: equal for equal adapters.
+   *
+   * @generated from field: string digest = 2;
+   */
+  digest: string;
+
+  /**
+   * Reference that it was loaded by; empty if it came with the deployment's bundle.
+   *
+   * @generated from field: string bundle_ref = 3;
+   */
+  bundleRef: string;
+
+  /**
+   * Digest of the bundle that it comes from.
+   *
+   * @generated from field: string bundle_digest = 4;
+   */
+  bundleDigest: string;
+
+  /**
+   * Principal that loaded it; empty if it came with the deployment's bundle, and serves all.
+   *
+   * @generated from field: string owner = 5;
+   */
+  owner: string;
+
+  /**
+   * Slot of the ranks that it is in; unset if it is in none, and will be written into one for its next request.
+   *
+   * @generated from field: optional int32 slot = 6;
+   */
+  slot?: number;
+
+  /**
+   * Running and waiting requests with it.
+   *
+   * @generated from field: int32 active_requests = 7;
+   */
+  activeRequests: number;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.Adapter.
+ * Use `create(AdapterSchema)` to create a new message.
+ */
+export const AdapterSchema: GenMessage<Adapter> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 7);
+
+/**
+ * LoadAdapterRequest names an adapter and where it comes from.
+ *
+ * @generated from message kiln.runtime.v1.LoadAdapterRequest
+ */
+export type LoadAdapterRequest = Message<"kiln.runtime.v1.LoadAdapterRequest"> & {
+  /**
+   * Required.
+   *
+   * @generated from field: string deployment_id = 1;
+   */
+  deploymentId: string;
+
+  /**
+   * Bundle with one adapter, as in BundleService. Required.
+   *
+   * @generated from field: string ref = 2;
+   */
+  ref: string;
+
+  /**
+   * What requests call it: 1 to 128 letters, digits, '.', '_', '-', '/', ':'. Default: its name in the bundle.
+   *
+   * @generated from field: string name = 3;
+   */
+  name: string;
+
+  /**
+   * Lets a name of the caller mean another adapter from now on; requests that have come before end with the old one.
+   *
+   * @generated from field: bool replace = 4;
+   */
+  replace: boolean;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.LoadAdapterRequest.
+ * Use `create(LoadAdapterRequestSchema)` to create a new message.
+ */
+export const LoadAdapterRequestSchema: GenMessage<LoadAdapterRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 8);
+
+/**
+ * LoadAdapterResponse is the loaded adapter.
+ *
+ * @generated from message kiln.runtime.v1.LoadAdapterResponse
+ */
+export type LoadAdapterResponse = Message<"kiln.runtime.v1.LoadAdapterResponse"> & {
+  /**
+   * As it is now.
+   *
+   * @generated from field: kiln.runtime.v1.Adapter adapter = 1;
+   */
+  adapter?: Adapter;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.LoadAdapterResponse.
+ * Use `create(LoadAdapterResponseSchema)` to create a new message.
+ */
+export const LoadAdapterResponseSchema: GenMessage<LoadAdapterResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 9);
+
+/**
+ * UnloadAdapterRequest names an adapter.
+ *
+ * @generated from message kiln.runtime.v1.UnloadAdapterRequest
+ */
+export type UnloadAdapterRequest = Message<"kiln.runtime.v1.UnloadAdapterRequest"> & {
+  /**
+   * Required.
+   *
+   * @generated from field: string deployment_id = 1;
+   */
+  deploymentId: string;
+
+  /**
+   * Required.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.UnloadAdapterRequest.
+ * Use `create(UnloadAdapterRequestSchema)` to create a new message.
+ */
+export const UnloadAdapterRequestSchema: GenMessage<UnloadAdapterRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 10);
+
+/**
+ * UnloadAdapterResponse tells what goes on.
+ *
+ * @generated from message kiln.runtime.v1.UnloadAdapterResponse
+ */
+export type UnloadAdapterResponse = Message<"kiln.runtime.v1.UnloadAdapterResponse"> & {
+  /**
+   * Requests that still run or wait with it.
+   *
+   * @generated from field: int32 active_requests = 1;
+   */
+  activeRequests: number;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.UnloadAdapterResponse.
+ * Use `create(UnloadAdapterResponseSchema)` to create a new message.
+ */
+export const UnloadAdapterResponseSchema: GenMessage<UnloadAdapterResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 11);
+
+/**
+ * ListAdaptersRequest asks for a deployment's adapters.
+ *
+ * @generated from message kiln.runtime.v1.ListAdaptersRequest
+ */
+export type ListAdaptersRequest = Message<"kiln.runtime.v1.ListAdaptersRequest"> & {
+  /**
+   * Required.
+   *
+   * @generated from field: string deployment_id = 1;
+   */
+  deploymentId: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ListAdaptersRequest.
+ * Use `create(ListAdaptersRequestSchema)` to create a new message.
+ */
+export const ListAdaptersRequestSchema: GenMessage<ListAdaptersRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 12);
+
+/**
+ * ListAdaptersResponse lists adapters.
+ *
+ * @generated from message kiln.runtime.v1.ListAdaptersResponse
+ */
+export type ListAdaptersResponse = Message<"kiln.runtime.v1.ListAdaptersResponse"> & {
+  /**
+   * Adapters, by name.
+   *
+   * @generated from field: repeated kiln.runtime.v1.Adapter adapters = 1;
+   */
+  adapters: Adapter[];
+
+  /**
+   * Adapters that are in the ranks' memory at once; 0 if the executables have no room for any.
+   *
+   * @generated from field: int32 num_slots = 2;
+   */
+  numSlots: number;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ListAdaptersResponse.
+ * Use `create(ListAdaptersResponseSchema)` to create a new message.
+ */
+export const ListAdaptersResponseSchema: GenMessage<ListAdaptersResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 13);
+
+/**
  * LoadBundleRequest asks for a deployment.
  *
  * @generated from message kiln.runtime.v1.LoadBundleRequest
@@ -744,7 +968,7 @@ export type LoadBundleRequest = Message<"kiln.runtime.v1.LoadBundleRequest"> & {
  * Use `create(LoadBundleRequestSchema)` to create a new message.
  */
 export const LoadBundleRequestSchema: GenMessage<LoadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 7);
+  messageDesc(file_kiln_runtime_v1_runtime, 14);
 
 /**
  * LoadBundleResponse is one event of a load.
@@ -781,7 +1005,7 @@ export type LoadBundleResponse = Message<"kiln.runtime.v1.LoadBundleResponse"> &
  * Use `create(LoadBundleResponseSchema)` to create a new message.
  */
 export const LoadBundleResponseSchema: GenMessage<LoadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 8);
+  messageDesc(file_kiln_runtime_v1_runtime, 15);
 
 /**
  * LoadProgress tells where a load stands.
@@ -816,7 +1040,7 @@ export type LoadProgress = Message<"kiln.runtime.v1.LoadProgress"> & {
  * Use `create(LoadProgressSchema)` to create a new message.
  */
 export const LoadProgressSchema: GenMessage<LoadProgress> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 9);
+  messageDesc(file_kiln_runtime_v1_runtime, 16);
 
 /**
  * Stage of a load.
@@ -878,7 +1102,7 @@ export enum LoadProgress_Stage {
  * Describes the enum kiln.runtime.v1.LoadProgress.Stage.
  */
 export const LoadProgress_StageSchema: GenEnum<LoadProgress_Stage> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_runtime, 9, 0);
+  enumDesc(file_kiln_runtime_v1_runtime, 16, 0);
 
 /**
  * UnloadBundleRequest names a deployment.
@@ -906,7 +1130,7 @@ export type UnloadBundleRequest = Message<"kiln.runtime.v1.UnloadBundleRequest">
  * Use `create(UnloadBundleRequestSchema)` to create a new message.
  */
 export const UnloadBundleRequestSchema: GenMessage<UnloadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 10);
+  messageDesc(file_kiln_runtime_v1_runtime, 17);
 
 /**
  * UnloadBundleResponse tells what ended.
@@ -927,7 +1151,7 @@ export type UnloadBundleResponse = Message<"kiln.runtime.v1.UnloadBundleResponse
  * Use `create(UnloadBundleResponseSchema)` to create a new message.
  */
 export const UnloadBundleResponseSchema: GenMessage<UnloadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 11);
+  messageDesc(file_kiln_runtime_v1_runtime, 18);
 
 /**
  * ListDeploymentsRequest has no options.
@@ -942,7 +1166,7 @@ export type ListDeploymentsRequest = Message<"kiln.runtime.v1.ListDeploymentsReq
  * Use `create(ListDeploymentsRequestSchema)` to create a new message.
  */
 export const ListDeploymentsRequestSchema: GenMessage<ListDeploymentsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 12);
+  messageDesc(file_kiln_runtime_v1_runtime, 19);
 
 /**
  * ListDeploymentsResponse holds every deployment.
@@ -963,7 +1187,7 @@ export type ListDeploymentsResponse = Message<"kiln.runtime.v1.ListDeploymentsRe
  * Use `create(ListDeploymentsResponseSchema)` to create a new message.
  */
 export const ListDeploymentsResponseSchema: GenMessage<ListDeploymentsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 13);
+  messageDesc(file_kiln_runtime_v1_runtime, 20);
 
 /**
  * GetDeploymentRequest names a deployment.
@@ -984,7 +1208,7 @@ export type GetDeploymentRequest = Message<"kiln.runtime.v1.GetDeploymentRequest
  * Use `create(GetDeploymentRequestSchema)` to create a new message.
  */
 export const GetDeploymentRequestSchema: GenMessage<GetDeploymentRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 14);
+  messageDesc(file_kiln_runtime_v1_runtime, 21);
 
 /**
  * GetDeploymentResponse holds the deployment.
@@ -1005,7 +1229,7 @@ export type GetDeploymentResponse = Message<"kiln.runtime.v1.GetDeploymentRespon
  * Use `create(GetDeploymentResponseSchema)` to create a new message.
  */
 export const GetDeploymentResponseSchema: GenMessage<GetDeploymentResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 15);
+  messageDesc(file_kiln_runtime_v1_runtime, 22);
 
 /**
  * ResetKVCacheRequest says what to forget.
@@ -1065,7 +1289,7 @@ export type ResetKVCacheRequest = Message<"kiln.runtime.v1.ResetKVCacheRequest">
  * Use `create(ResetKVCacheRequestSchema)` to create a new message.
  */
 export const ResetKVCacheRequestSchema: GenMessage<ResetKVCacheRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 16);
+  messageDesc(file_kiln_runtime_v1_runtime, 23);
 
 /**
  * DeploymentScope is the whole KV cache of a deployment.
@@ -1080,7 +1304,7 @@ export type DeploymentScope = Message<"kiln.runtime.v1.DeploymentScope"> & {
  * Use `create(DeploymentScopeSchema)` to create a new message.
  */
 export const DeploymentScopeSchema: GenMessage<DeploymentScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 17);
+  messageDesc(file_kiln_runtime_v1_runtime, 24);
 
 /**
  * PrefixCacheScope is every prefix that the KV cache keeps for later requests, and all that it keeps for sessions.
@@ -1095,7 +1319,7 @@ export type PrefixCacheScope = Message<"kiln.runtime.v1.PrefixCacheScope"> & {
  * Use `create(PrefixCacheScopeSchema)` to create a new message.
  */
 export const PrefixCacheScopeSchema: GenMessage<PrefixCacheScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 18);
+  messageDesc(file_kiln_runtime_v1_runtime, 25);
 
 /**
  * SessionScope is one session, and what the KV cache keeps for it.
@@ -1116,7 +1340,7 @@ export type SessionScope = Message<"kiln.runtime.v1.SessionScope"> & {
  * Use `create(SessionScopeSchema)` to create a new message.
  */
 export const SessionScopeSchema: GenMessage<SessionScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 19);
+  messageDesc(file_kiln_runtime_v1_runtime, 26);
 
 /**
  * ResetKVCacheResponse is the receipt.
@@ -1173,7 +1397,7 @@ export type ResetKVCacheResponse = Message<"kiln.runtime.v1.ResetKVCacheResponse
  * Use `create(ResetKVCacheResponseSchema)` to create a new message.
  */
 export const ResetKVCacheResponseSchema: GenMessage<ResetKVCacheResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 20);
+  messageDesc(file_kiln_runtime_v1_runtime, 27);
 
 /**
  * ListSessionsRequest names a deployment.
@@ -1194,7 +1418,7 @@ export type ListSessionsRequest = Message<"kiln.runtime.v1.ListSessionsRequest">
  * Use `create(ListSessionsRequestSchema)` to create a new message.
  */
 export const ListSessionsRequestSchema: GenMessage<ListSessionsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 21);
+  messageDesc(file_kiln_runtime_v1_runtime, 28);
 
 /**
  * ListSessionsResponse holds the caller's sessions.
@@ -1215,7 +1439,7 @@ export type ListSessionsResponse = Message<"kiln.runtime.v1.ListSessionsResponse
  * Use `create(ListSessionsResponseSchema)` to create a new message.
  */
 export const ListSessionsResponseSchema: GenMessage<ListSessionsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 22);
+  messageDesc(file_kiln_runtime_v1_runtime, 29);
 
 /**
  * Session is what requests continue one after the other.
@@ -1264,7 +1488,7 @@ export type Session = Message<"kiln.runtime.v1.Session"> & {
  * Use `create(SessionSchema)` to create a new message.
  */
 export const SessionSchema: GenMessage<Session> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 23);
+  messageDesc(file_kiln_runtime_v1_runtime, 30);
 
 /**
  * LoadWeightsRequest names the new weights.
@@ -1313,7 +1537,7 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
  * Use `create(LoadWeightsRequestSchema)` to create a new message.
  */
 export const LoadWeightsRequestSchema: GenMessage<LoadWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 24);
+  messageDesc(file_kiln_runtime_v1_runtime, 31);
 
 /**
  * LoadWeightsResponse is one event of a weight load.
@@ -1350,7 +1574,7 @@ export type LoadWeightsResponse = Message<"kiln.runtime.v1.LoadWeightsResponse">
  * Use `create(LoadWeightsResponseSchema)` to create a new message.
  */
 export const LoadWeightsResponseSchema: GenMessage<LoadWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 25);
+  messageDesc(file_kiln_runtime_v1_runtime, 32);
 
 /**
  * LoadWeightsResult tells what changed.
@@ -1399,7 +1623,7 @@ export type LoadWeightsResult = Message<"kiln.runtime.v1.LoadWeightsResult"> & {
  * Use `create(LoadWeightsResultSchema)` to create a new message.
  */
 export const LoadWeightsResultSchema: GenMessage<LoadWeightsResult> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 26);
+  messageDesc(file_kiln_runtime_v1_runtime, 33);
 
 /**
  * GetServerInfoRequest has no options.
@@ -1414,7 +1638,7 @@ export type GetServerInfoRequest = Message<"kiln.runtime.v1.GetServerInfoRequest
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 27);
+  messageDesc(file_kiln_runtime_v1_runtime, 34);
 
 /**
  * GetServerInfoResponse describes the server.
@@ -1513,7 +1737,7 @@ export type GetServerInfoResponse = Message<"kiln.runtime.v1.GetServerInfoRespon
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 28);
+  messageDesc(file_kiln_runtime_v1_runtime, 35);
 
 /**
  * DeploymentInfo is what a client needs to know of a deployment before it calls Generate.
@@ -1577,7 +1801,7 @@ export type DeploymentInfo = Message<"kiln.runtime.v1.DeploymentInfo"> & {
  * Use `create(DeploymentInfoSchema)` to create a new message.
  */
 export const DeploymentInfoSchema: GenMessage<DeploymentInfo> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 29);
+  messageDesc(file_kiln_runtime_v1_runtime, 36);
 
 /**
  * Role is the part that a bundle plays in a deployment.
@@ -1797,6 +2021,45 @@ export const RuntimeService: GenService<{
     methodKind: "server_streaming";
     input: typeof LoadWeightsRequestSchema;
     output: typeof LoadWeightsResponseSchema;
+  },
+  /**
+   * Lets requests name an adapter of a bundle that ShardAdapter or Compile has made for the deployment's executables. It
+   * belongs to the caller, whom alone it serves; what the deployment's own bundle holds serves all. Loading again what a
+   * name means already changes nothing.
+   * Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND,
+   * FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for
+   * adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle has none or several, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+   * FAILED_PRECONDITION/WEIGHTS_INVALID, ALREADY_EXISTS/ADAPTER_EXISTS where the name means another adapter and `replace` is
+   * false, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and INTERNAL/STATE_UNWRITABLE.
+   *
+   * @generated from rpc kiln.runtime.v1.RuntimeService.LoadAdapter
+   */
+  loadAdapter: {
+    methodKind: "unary";
+    input: typeof LoadAdapterRequestSchema;
+    output: typeof LoadAdapterResponseSchema;
+  },
+  /**
+   * Takes the name from an adapter of the caller. Requests that have come before end with it.
+   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/ADAPTER_NOT_FOUND and INTERNAL/STATE_UNWRITABLE.
+   *
+   * @generated from rpc kiln.runtime.v1.RuntimeService.UnloadAdapter
+   */
+  unloadAdapter: {
+    methodKind: "unary";
+    input: typeof UnloadAdapterRequestSchema;
+    output: typeof UnloadAdapterResponseSchema;
+  },
+  /**
+   * Lists the adapters that the caller's requests can name, by name; with the scope `admin` those of all.
+   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
+   *
+   * @generated from rpc kiln.runtime.v1.RuntimeService.ListAdapters
+   */
+  listAdapters: {
+    methodKind: "unary";
+    input: typeof ListAdaptersRequestSchema;
+    output: typeof ListAdaptersResponseSchema;
   },
   /**
    * Tells what this server is and has.
