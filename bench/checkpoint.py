@@ -13,10 +13,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.formats import ADAPTER_RANK, ADAPTERS
 from bench.plan import Workload
 
 #: What keys and values of random weights are divided by, so that the largest become some 100.
 _CACHE_SCALE: Final = 0.03
+_ADAPTER_DEVIATION: Final = 0.01
 #: What the name of a checkpoint ends with that has scales of keys and values.
 SCALED: Final = "-scaled"
 TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
@@ -40,6 +42,25 @@ def write_checkpoint(path: Path, workload: Workload) -> None:
         scaled = path.with_name(f"{path.name}{SCALED}")
         shutil.copytree(path, scaled)
         _add_cache_scales(scaled / "model.safetensors", workload.model["num_hidden_layers"])
+    for number in range(max(one.num_adapters for one in workload.bare_engines.values())):
+        _write_adapter(path, path.with_name(f"{path.name}{ADAPTERS}") / str(number))
+
+
+def _write_adapter(model: Path, path: Path) -> None:
+    """Writes an adapter of every linear layer but the head, in PEFT's format."""
+    matrices = {}
+    with safe_open(model / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            if name.endswith("_proj.weight"):
+                outputs, inputs = file.get_slice(name).get_shape()
+                module = f"base_model.model.{name.removesuffix('.weight')}"
+                matrices[f"{module}.lora_A.weight"] = torch.randn(ADAPTER_RANK, inputs) * _ADAPTER_DEVIATION
+                matrices[f"{module}.lora_B.weight"] = torch.randn(outputs, ADAPTER_RANK) * _ADAPTER_DEVIATION
+    targets = sorted({name.split(".")[-3] for name in matrices})
+    config = {"peft_type": "LORA", "r": ADAPTER_RANK, "lora_alpha": ADAPTER_RANK, "target_modules": targets}
+    path.mkdir(parents=True)
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    save_file(matrices, path / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _add_cache_scales(path: Path, num_layers: int) -> None:

@@ -19,6 +19,7 @@ class Format:
         dtype: Of activations; None: the workload's.
         peers: The peers that have something comparable, and their own word for it.
         scales_cache: Whether the checkpoint must have scales of keys and values.
+        num_adapters: Adapters that the rows of a step have in turns.
     """
 
     title: str
@@ -26,6 +27,7 @@ class Format:
     dtype: str | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     scales_cache: bool = False
+    num_adapters: int = 0
 
 
 def _quantize(dtype: str) -> dict[str, Any]:
@@ -34,6 +36,13 @@ def _quantize(dtype: str) -> dict[str, Any]:
 
 #: Weights of the dtype of activations, which every engine has.
 PLAIN: Final = "plain"
+#: The peers' word for an adapter beside plain weights.
+LORA: Final = "lora"
+ADAPTER_RANK: Final = 16
+#: What the name of the directory adds to a checkpoint's that has its adapters by number, in PEFT's format.
+ADAPTERS: Final = "-adapters"
+_NUM_ADAPTERS: Final = 4
+_ROOM: Final = {"lora_config": {"max_loras": _NUM_ADAPTERS, "max_lora_rank": ADAPTER_RANK}}
 #: By name. Comparable is what takes about as many bits: of int8, 8 and a scale for each output, or 8.5 in blocks of 32
 #: (Q8_0); of int4, 4.5 in groups of 128, 4.25 (OpenVINO's), or 4.9 in blocks of 32 and with some layers of 6 (Q4_K_M).
 FORMATS: Final[Mapping[str, Format]] = {
@@ -57,4 +66,11 @@ FORMATS: Final[Mapping[str, Format]] = {
         config={"kv_quant_config": {"direct_cast": False, "quant_dtype": "int8"}},
         scales_cache=True,
     ),
+    "adapters": Format(
+        title=f"{_NUM_ADAPTERS} adapters of rank {ADAPTER_RANK} in turns",
+        config=_ROOM,
+        peers={"llama_cpp": LORA, "vllm": LORA},
+        num_adapters=_NUM_ADAPTERS,
+    ),
+    "adapters-idle": Format(title=f"room for {_NUM_ADAPTERS} adapters that no row has", config=_ROOM),
 }

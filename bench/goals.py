@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import Final
 
-from bench.formats import PLAIN
+from bench.formats import FORMATS, PLAIN
 from bench.limits import MULTIPLIERS
 from bench.measurements import Measurements
 from bench.peers import PEERS
-from bench.plan import BARE, CHUNKS, LARGE, LARGE_DECODE, Workload
+from bench.plan import BARE, CHUNKS, LARGE, LARGE_DECODE, SWAP, Workload
 from bench.tables import count_streams
 from bench.work import decode_work, prefill_work
 
@@ -21,6 +21,8 @@ _LEAST_DECODE_SHARE: Final = {LARGE.name: 0.9, LARGE_DECODE.name: 0.9}
 _LEAST_FORMAT_SHARE: Final = {PLAIN: 0.85, "int8": 0.85}
 #: Least rate through gRPC, as a share of the bare executable's, in quantized formats, whose steps are short.
 _LEAST_SERVED_SHARE: Final = 0.85
+#: Most time that an adapter of each row adds to a step, as a share of the step's without.
+_MOST_ADAPTER_COST: Final = 0.05
 #: Least rate of decoding, times OpenVINO's, by streams, and the rate that is aimed at.
 _LEAST_DECODE: Final = {1: 1.0, 4: 1.05, 16: 1.0}
 _AIMS: Final = {16: 1.2}
@@ -34,7 +36,11 @@ class _Race:
     prefill: float | None = None
 
 
-_RACES: Final = {"int8": _Race({1: 1.0, 16: 1.2}, prefill=1.2), "int4": _Race({1: 1.0})}
+_RACES: Final = {
+    "int8": _Race({1: 1.0, 16: 1.2}, prefill=1.2),
+    "int4": _Race({1: 1.0}),
+    "adapters": _Race({1: 1.0, 16: 1.0}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ _COMPARISONS: Final = (
     _Comparison("float16", "bfloat16", ("decode.1", "decode.4"), 0.9),
     _Comparison("float16", BARE, ("decode.16", "prefill.128", "prefill.512"), 1.0),
     _Comparison("int8-cache", BARE, ("decode.16",), 1.5),
+    _Comparison(BARE, PLAIN, ("decode.1", "decode.16"), 1 / (1 + _MOST_ADAPTER_COST)),
+    _Comparison("adapters-idle", PLAIN, ("decode.1", "decode.16"), 0.99),
 )
 
 
@@ -106,6 +114,7 @@ def list_goals(measured: Measurements, workload: Workload, parameters: int) -> l
         *_race_goals(workload),
         *_format_goals(measured, workload),
         *_comparison_goals(workload),
+        *_swap_goals(workload),
         *(_service_goals(workload) if workload.is_served else ()),
     )
     return [*_share_goals(measured, workload, parameters), *(row.read(measured) for row in rows)]
@@ -164,10 +173,23 @@ def _comparison_goals(workload: Workload) -> Iterator[_Row]:
     measured = {*(f"decode.{batch}" for batch in workload.batches), *(f"prefill.{one}" for one in workload.prompts)}
     for one in _COMPARISONS:
         if one.format in engines and one.other in engines:
-            other = workload.dtype if one.other == BARE else one.other
             for figure in filter(measured.__contains__, one.figures):
-                title = f"{_describe(figure)}, rate of {one.format} times that of {other}"
+                rate, other = _name_format(one.format, workload), _name_format(one.other, workload)
+                title = f"{_describe(figure)}, rate of {rate} times that of {other}"
                 yield _Row(title, (f"{one.other}.{figure}", f"{one.format}.{figure}"), truediv, one.least)
+
+
+def _name_format(engine: str, workload: Workload) -> str:
+    if engine != BARE:
+        return engine
+    return workload.dtype if workload.format == PLAIN else workload.format
+
+
+def _swap_goals(workload: Workload) -> Iterator[_Row]:
+    """Of the adapters of a format."""
+    if FORMATS[workload.format].num_adapters:
+        names = (SWAP, f"{BARE}.decode.{workload.batches[0]}")
+        yield _Row("another adapter in a slot, decode steps", names, truediv, 1.0, at_least=False)
 
 
 def _service_goals(workload: Workload) -> Iterator[_Row]:

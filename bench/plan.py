@@ -207,6 +207,8 @@ PREFILL: Final = "prefill"
 PREFIXES: Final = "prefixes"
 #: Positions of `PREFILL` behind its longest prompt, for the answer.
 CROWD_ROOM: Final = 64
+#: The figure of an adapter that replaces another one.
+SWAP: Final = "swap"
 #: Names of switches.
 CHUNKS: Final = "chunks"
 ASYNC: Final = "async"
@@ -316,6 +318,15 @@ def _vary_formats(workload: Workload, *, cache_length: int) -> tuple[Workload, .
         replace(workload, name=f"{workload.name}-int4", format="int4", variants=("int4-by-32",)),
         replace(workload, name=f"{workload.name}-dtypes", raced=(), variants=("bfloat16", "float16")),
         _decode_caches(workload, cache_length),
+        replace(
+            workload,
+            name=f"{workload.name}-adapters",
+            format="adapters",
+            batches=(workload.batches[0], workload.batches[-1]),
+            prompts=workload.prompts[:1],
+            raced=(workload.raced[0], workload.raced[-1]),
+            variants=(PLAIN, "adapters-idle"),
+        ),
         replace(
             workload,
             name=f"{workload.name}-int8-served",

@@ -16,7 +16,7 @@ from bench.limits import Limits
 from bench.measurements import Measurements, Reads
 from bench.other_load import OtherLoad
 from bench.peers import PEERS
-from bench.plan import PREFILL, PREFIXES, Workload, decode_bundle, prefill_bundle
+from bench.plan import BARE, PREFILL, PREFIXES, SWAP, Workload, decode_bundle, prefill_bundle
 from bench.profile import profile
 from bench.services import compile_bundle, deployed, measure_streams, running_services, swap_weights
 from bench.switches import SwitchedServers
@@ -161,9 +161,16 @@ class Run:
         steps, position = workload.count_steps(batch), workload.decode_position(batch)
         for engine in workload.bare_engines:
             with measured.attempt(f"{what}, {engine}"):
-                options = {"position": position, "steps": steps}
+                options = {
+                    "position": position,
+                    "steps": steps,
+                    "num_adapters": workload.bare_engines[engine].num_adapters,
+                }
                 answer = self._bare.call("decode", name=decode_bundle(batch, engine), **options)
                 measured.add_steps(f"{engine}.decode.{batch}", answer)
+        if workload.bare_engines[BARE].num_adapters and batch == workload.batches[0]:
+            with measured.attempt("another adapter in a slot"):
+                measured.add_steps(SWAP, self._bare.call("swap", name=name, steps=steps))
         if workload.is_served:
             self._measure_deployed(what, batch, name)
         if batch in workload.raced:
@@ -191,9 +198,10 @@ class Run:
 
     def _measure_prefill(self, tokens: int) -> None:
         what, steps = f"prefill of {tokens} tokens", self._workload.count_prefills(tokens)
-        for engine in self._workload.bare_engines:
+        for engine, format_ in self._workload.bare_engines.items():
             with self.measured.attempt(f"{what}, {engine}"):
-                answer = self._bare.call("prefill", name=prefill_bundle(engine), tokens=tokens, steps=steps)
+                options = {"tokens": tokens, "steps": steps, "num_adapters": format_.num_adapters}
+                answer = self._bare.call("prefill", name=prefill_bundle(engine), **options)
                 self.measured.add_steps(f"{engine}.prefill.{tokens}", answer)
         self._race(what, f"prefill.{tokens}", "prefill", tokens=tokens, steps=steps)
 

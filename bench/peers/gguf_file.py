@@ -57,6 +57,27 @@ def write_gguf(model: Path, path: Path) -> None:
     writer.close()
 
 
+def write_adapter(adapter: Path, model: Path, path: Path) -> None:
+    """Converts an adapter of such a checkpoint, in PEFT's format and float32."""
+    config, of_model = (json.loads(one.read_text()) for one in (adapter / "adapter_config.json", model / "config.json"))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, config["lora_alpha"])
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            module, kind = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".", 1)
+            tensor = file.get_tensor(name).numpy()
+            if kind == "lora_B":
+                heads, kv_heads = of_model["num_attention_heads"], of_model["num_key_value_heads"]
+                tensor = _reorder(name, tensor, heads, kv_heads)
+            writer.add_tensor(f"{_rename(module)}.{kind.lower()}", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def _rename(name: str) -> str:
     name = name.removesuffix(".weight")
     if name.startswith("model.layers."):

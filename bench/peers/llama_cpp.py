@@ -11,7 +11,8 @@ from typing import Any
 import gguf
 import llama_cpp
 
-from bench.peers.gguf_file import write_gguf
+from bench.formats import ADAPTERS, LORA
+from bench.peers.gguf_file import write_adapter, write_gguf
 from bench.worker import serve, time_steps
 
 #: llama.cpp's types of keys and values, by the numbers of its files: the bindings lack names for some of them.
@@ -23,9 +24,11 @@ def load(
 ) -> str:
     """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs.
 
-    `weights` is a type of files as `llama-quantize` names it, such as Q4_K_M; none leaves them in `dtype`. Other
-    arguments: see `bench.eager`.
+    `weights` is a type of files as `llama-quantize` names it, such as Q4_K_M; none leaves them in `dtype`. LORA does,
+    too, and gives every sequence the first adapter, since all of a step have the same. Other arguments: see
+    `bench.eager`.
     """
+    has_adapter, weights = weights == LORA, weights.removeprefix(LORA)
     llama_cpp.llama_log_set(_SILENT, None)
     llama_cpp.llama_backend_init()
     path = Path(f"{model}.{weights or dtype}.gguf")
@@ -47,9 +50,12 @@ def load(
         context = llama_cpp.llama_init_from_model(loaded, parameters)
         if not context:
             raise RuntimeError("llama.cpp makes no context of this file")
+        if has_adapter:
+            _apply(f"{model}{ADAPTERS}/0", model, loaded, context)
         _CONTEXTS[action] = context
+    adapted = ", one adapter for all sequences" if has_adapter else ""
     how = f"{weights}, activations in 8 bits as it multiplies them" if weights else dtype
-    return f"llama-cpp-python {llama_cpp.__version__}, built for this host, {how}, keys and values {dtype}"
+    return f"llama-cpp-python {llama_cpp.__version__}, built for this host, {how}, keys and values {dtype}{adapted}"
 
 
 def decode(rows: int, context: int, steps: int) -> dict[str, Any]:
@@ -91,6 +97,15 @@ def _quantize(plain: Path, path: Path, weights: str, num_threads: int) -> None:
     plain.unlink()
     if code != 0:
         raise RuntimeError(f"llama_model_quantize answered {code}")
+
+
+def _apply(adapter: str, model: str, loaded: Any, context: Any) -> None:
+    path = Path(f"{adapter}.gguf")
+    if not path.exists():
+        write_adapter(Path(adapter), Path(model), path)
+    opened = llama_cpp.llama_adapter_lora_init(loaded, str(path).encode())
+    if not opened or llama_cpp.llama_set_adapter_lora(context, opened, 1.0) != 0:
+        raise RuntimeError("llama.cpp does not take this adapter")
 
 
 def _clear(context: Any) -> None:

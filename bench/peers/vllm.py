@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.formats import ADAPTER_RANK, ADAPTERS, LORA
 from bench.worker import serve
 
 # Before vLLM is imported: the engine runs in this process, whose processor time then is its own, what it compiles stays
@@ -26,8 +28,10 @@ os.environ |= {
 def load(
     *, model: str, dtype: str, weights: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int
 ) -> str:
-    """Loads a checkpoint; returns a note on how it runs. Arguments: see `bench.eager`."""
-    assert weights == "", "a format of which bench.formats says that the peer has none"
+    """Loads a checkpoint; returns a note on how it runs. Arguments: see `bench.eager`; with the weights LORA, requests
+    have adapters in turns.
+    """
+    assert weights in ("", LORA), "a format of which bench.formats says that the peer has none"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{num_threads - 1}"
     import vllm  # noqa: PLC0415 - reads the environment
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
@@ -42,9 +46,11 @@ def load(
         enable_prefix_caching=False,
         async_scheduling=False,
         seed=0,
+        **_find_adapters(model) if weights == LORA else {},
     )
     _LOADED.append(LLMEngine.from_engine_args(arguments))
-    return f"vllm-cpu {vllm.__version__}, {dtype}, keys and values {dtype}, compiled as by default"
+    adapted = f", {len(_ADAPTERS)} adapters in turns" if _ADAPTERS else ""
+    return f"vllm-cpu {vllm.__version__}, {dtype}, keys and values {dtype}, compiled as by default{adapted}"
 
 
 def decode(rows: int, context: int, steps: int) -> dict[str, Any]:
@@ -84,13 +90,28 @@ def prefill(tokens: int, steps: int) -> dict[str, Any]:
 
 
 _LOADED: list[Any] = []
+#: Adapters as requests name them.
+_ADAPTERS: list[Any] = []
+_REQUESTS = itertools.count()
+
+
+def _find_adapters(model: str) -> dict[str, Any]:
+    """Finds the adapters of a checkpoint; returns what the engine must know of them."""
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415
+
+    paths = sorted(Path(f"{model}{ADAPTERS}").iterdir())
+    _ADAPTERS.extend(LoRARequest(path.name, number, str(path)) for number, path in enumerate(paths, start=1))
+    return {"enable_lora": True, "max_loras": len(paths), "max_lora_rank": ADAPTER_RANK}
 
 
 def _add(engine: Any, name: str, tokens: int, answer: int) -> None:
     from vllm import SamplingParams  # noqa: PLC0415
 
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True, detokenize=False)
-    engine.add_request(name, {"prompt_token_ids": [5 + position for position in range(tokens)]}, params)
+    prompt = {"prompt_token_ids": [5 + position for position in range(tokens)]}
+    number = next(_REQUESTS)
+    adapter = {"lora_request": _ADAPTERS[number % len(_ADAPTERS)]} if _ADAPTERS else {}
+    engine.add_request(name, prompt, params, **adapter)
 
 
 def _run_until(engine: Any, is_done: Callable[[set[str]], bool]) -> None:

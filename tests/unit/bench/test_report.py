@@ -138,7 +138,7 @@ def measure_formats(figures: dict[str, float]) -> Measurements:
     return measured
 
 
-INT8, INT4, DTYPES, CACHES, SERVED = QUICK_FORMATS
+INT8, INT4, DTYPES, CACHES, ADAPTERS, SERVED = QUICK_FORMATS
 
 
 def test_quantized_weights_are_compared_with_the_better_peer_and_with_the_bandwidth_of_their_own_bytes() -> None:
@@ -168,6 +168,18 @@ def test_formats_of_our_own_are_compared_with_each_other() -> None:
     assert figures == {
         "decode, 1 stream, rate of float16 times that of bfloat16": (pytest.approx(0.8), False),
         "decode, 4 streams, rate of float16 times that of bfloat16": (pytest.approx(1.0), True),
+    }
+
+
+def test_adapters_are_compared_with_the_plain_model_and_with_peers_that_have_them() -> None:
+    steps = {"bare.decode.1": 0.0104, "plain.decode.1": 0.01, "adapters-idle.decode.1": 0.011}
+    goals = list_goals(measure_formats(steps | {"vllm.decode.1": 0.02, "swap": 0.002}), ADAPTERS, PARAMETERS)
+    figures = {goal.name: (goal.figure, goal.is_met) for goal in goals if goal.figure is not None}
+    assert figures == {
+        "decode, 1 stream, rate times the better peer's": (pytest.approx(1.92, abs=0.01), True),
+        "decode, 1 stream, rate of adapters times that of plain": (pytest.approx(0.96, abs=0.01), True),
+        "decode, 1 stream, rate of adapters-idle times that of plain": (pytest.approx(0.91, abs=0.01), False),
+        "another adapter in a slot, decode steps": (pytest.approx(0.19, abs=0.01), True),
     }
 
 
