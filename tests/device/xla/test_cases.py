@@ -114,8 +114,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
 
     limit = TOLERANCE
     if case.dtype == "bfloat16":
-        # As far as transformers' own bfloat16 is from float32, twice: here from there, and there from here.
-        limit = 2 * max(measure_rounding(models[0], tmp_path / "7", row) for row in PROMPTS)
+        # As far as transformers' own bfloat16 is from float32, twice: here from there, and there from here. XLA rounds
+        # more than processors that have products of bfloat16.
+        limit = 3 * max(measure_rounding(models[0], tmp_path / "7", row) for row in PROMPTS)
     else:
         check_logits(steps, models[0])
     for step, other in zip(steps, reference, strict=True):
