@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.formats import ADAPTER_RANK, ADAPTERS
+from bench.peers import ADAPTER_RANK, ADAPTERS
 from bench.plan import Workload
 
 #: What keys and values of random weights are divided by, so that the largest become some 100.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.peers import PEERS
+from bench.peers import ADAPTER_RANK, LORA, PEERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,6 @@ def _quantize(dtype: str) -> dict[str, Any]:
 
 #: Weights of the dtype of activations, which every engine has.
 PLAIN: Final = "plain"
-#: The peers' word for an adapter beside plain weights.
-LORA: Final = "lora"
-ADAPTER_RANK: Final = 16
-#: What the name of the directory adds to a checkpoint's that has its adapters by number, in PEFT's format.
-ADAPTERS: Final = "-adapters"
 _NUM_ADAPTERS: Final = 4
 _ROOM: Final = {"lora_config": {"max_loras": _NUM_ADAPTERS, "max_lora_rank": ADAPTER_RANK}}
 #: By name. Comparable is what takes about as many bits: of int8, 8 and a scale for each output, or 8.5 in blocks of 32

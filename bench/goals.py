@@ -22,7 +22,7 @@ _LEAST_FORMAT_SHARE: Final = {PLAIN: 0.85, "int8": 0.85}
 #: Least rate through gRPC, as a share of the bare executable's, in quantized formats, whose steps are short.
 _LEAST_SERVED_SHARE: Final = 0.85
 #: Most time that an adapter of each row adds to a step, as a share of the step's without.
-_MOST_ADAPTER_COST: Final = 0.05
+_MAX_ADAPTER_COST: Final = 0.05
 #: Least rate of decoding, times OpenVINO's, by streams, and the rate that is aimed at.
 _LEAST_DECODE: Final = {1: 1.0, 4: 1.05, 16: 1.0}
 _AIMS: Final = {16: 1.2}
@@ -57,7 +57,7 @@ _COMPARISONS: Final = (
     _Comparison("float16", "bfloat16", ("decode.1", "decode.4"), 0.9),
     _Comparison("float16", BARE, ("decode.16", "prefill.128", "prefill.512"), 1.0),
     _Comparison("int8-cache", BARE, ("decode.16",), 1.5),
-    _Comparison(BARE, PLAIN, ("decode.1", "decode.16"), 1 / (1 + _MOST_ADAPTER_COST)),
+    _Comparison(BARE, PLAIN, ("decode.1", "decode.16"), 1 / (1 + _MAX_ADAPTER_COST)),
     _Comparison("adapters-idle", PLAIN, ("decode.1", "decode.16"), 0.99),
 )
 

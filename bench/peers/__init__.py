@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+#: The peers' word for an adapter beside plain weights.
+LORA: Final = "lora"
+ADAPTER_RANK: Final = 16
+#: What the name of the directory adds to a checkpoint's that has its adapters by number, in PEFT's format.
+ADAPTERS: Final = "-adapters"
+
 _ENVIRONMENTS: Final = Path(__file__).parents[2] / ".kiln"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import llama_cpp
 
-from bench.formats import ADAPTERS, LORA
+from bench.peers import ADAPTERS, LORA
 from bench.peers.gguf_file import write_adapter, write_gguf
 from bench.worker import serve, time_steps
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.formats import ADAPTER_RANK, ADAPTERS, LORA
+from bench.peers import ADAPTER_RANK, ADAPTERS, LORA
 from bench.worker import serve
 
 # Before vLLM is imported: the engine runs in this process, whose processor time then is its own, what it compiles stays
