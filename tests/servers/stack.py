@@ -145,6 +145,12 @@ class Stack:
             with Runtime(self.runtime, token=self.token) as service:
                 service.unload_bundle(deployment)
 
+    def list_leases(self) -> list[bundle_pb2.Lease]:
+        """The leases of all runtimes."""
+        with grpc.insecure_channel(self.compiler) as channel:
+            response = bundle_pb2_grpc.BundleServiceStub(channel).ListLeases(bundle_pb2.ListLeasesRequest())
+        return list(response.leases)
+
     def take_left(self) -> list[str]:
         """What tests have left here; it is ended, so that only the file fails that left it.
 
@@ -164,7 +170,7 @@ class Stack:
                 if not operation.done:
                     left.append(f"operation {operation.name}")
                     operations.CancelOperation(operations_pb2.CancelOperationRequest(name=operation.name))
-            for lease in bundles.ListLeases(bundle_pb2.ListLeasesRequest()).leases:
+            for lease in self.list_leases():
                 left.append(f"lease of {lease.holder} on {lease.digest}")
                 bundles.ReleaseLease(bundle_pb2.ReleaseLeaseRequest(holder=lease.holder, digest=lease.digest))
         return left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from kiln.runtime.v1.runtime_pb2 import Deployment
 from kiln_client import Compiler, Runtime
-from kiln_client.errors import Aborted, KilnError, NotFound, Unavailable
+from kiln_client.errors import Aborted, NotFound, Unavailable
 
 from edge.access.issuer import Issuer
 from tests.checkpoints.adapters import make_adapter
@@ -68,11 +69,17 @@ class Site:
         token = Issuer(self.stack.home / "auth").sign(make_claims("infer load", sub=subject))
         return Runtime(self.stack.runtime, token=token)
 
-    def check(self, runtime: Runtime, name: str) -> None:
-        """Checks a text of an adapter."""
-        options = {"adapter": name} if name else {}
-        completed = runtime.complete("adapted", PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, **options)
-        assert_same_tokens([token.id for token in completed.tokens], self.expected[name])
+    def check(self, runtime: Runtime, name: str) -> list[float]:
+        """Checks the tokens of an adapter; gives the seconds between two of them."""
+        tokens, times_s = [], []
+        options = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "adapter": name}
+        with runtime.generate("adapted", PROMPT, **options) as events:
+            for event in events:
+                tokens += [token.id for token in event.delta.tokens]
+                if event.delta.tokens:
+                    times_s.append(time.monotonic())
+        assert_same_tokens(tokens, self.expected[name])
+        return [after - before for before, after in itertools.pairwise(times_s)]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +94,8 @@ def site(stack: Stack, tiny: TinyModel) -> Iterator[Site]:
     site.expected[""] = Reference(tiny.checkpoint.path, tiny.model).greedy(PROMPT, NUM_TOKENS)
     with stack.deployed("adapted"):
         yield site
+    # They are given back behind the answer, one after the other.
+    wait_until(lambda: not stack.list_leases())
 
 
 def add_adapters(site: Site, tiny: TinyModel, numbers: range) -> list[str]:
@@ -104,15 +113,18 @@ def add_adapters(site: Site, tiny: TinyModel, numbers: range) -> list[str]:
 def test_adapters_come_and_go_while_others_serve(site: Site, tiny: TinyModel) -> None:
     names = add_adapters(site, tiny, range(6))
     with site.client() as runtime, ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        for round_ in range(2):
+
+        def check_all() -> None:
             for done in [pool.submit(site.check, runtime, name) for name in [*names, ""] * 2]:
                 done.result()
-            if round_ == 0:
-                killed = site.stack.ranks()
-                for rank in killed:
-                    rank.kill()
-                wait_until(lambda: len(site.stack.ranks() - killed) == len(killed))
-                wait_until(lambda: site.stack.get("adapted").state == Deployment.STATE_READY)
+
+        check_all()
+        killed = site.stack.ranks()
+        for rank in killed:
+            rank.kill()
+        wait_until(lambda: len(site.stack.ranks() - killed) == len(killed))
+        wait_until(lambda: site.stack.get("adapted").state == Deployment.STATE_READY)
+        check_all()
         with pytest.raises(NotFound) as unknown:
             site.check(runtime, "absent")
         assert unknown.value.reason == "ADAPTER_NOT_FOUND"
@@ -138,7 +150,7 @@ def test_200_adapters_go_through_4_slots_for_3_minutes(site: Site, tiny: TinyMod
     end_s = time.monotonic() + 180
     killed_s = [end_s]
     counts = itertools.count()
-    gaps: list[float] = []
+    gaps_s: list[float] = []
 
     def check(seed: int) -> None:
         choices = random.Random(seed)
@@ -146,13 +158,14 @@ def test_200_adapters_go_through_4_slots_for_3_minutes(site: Site, tiny: TinyMod
             while time.monotonic() < end_s:
                 start_s = time.monotonic()
                 try:
-                    site.check(runtime, choices.choice(names))
-                except (Unavailable, Aborted) as error:
-                    assert start_s < killed_s[0] + RECOVERY_S > time.monotonic() > killed_s[0], error
+                    gaps = site.check(runtime, choices.choice(names))
+                except (Unavailable, Aborted):
+                    if not start_s - RECOVERY_S < killed_s[0] < time.monotonic():
+                        raise
                 else:
                     next(counts)
-                    if not killed_s[0] - 10 < start_s < killed_s[0] + RECOVERY_S:
-                        gaps.append(time.monotonic() - start_s)
+                    if not killed_s[0] - RECOVERY_S < start_s < killed_s[0] + RECOVERY_S:
+                        gaps_s.extend(gaps)
 
     def kill() -> None:
         killed_s[0] = time.monotonic()
@@ -164,9 +177,13 @@ def test_200_adapters_go_through_4_slots_for_3_minutes(site: Site, tiny: TinyMod
         for done in [pool.submit(check, seed) for seed in range(NUM_CLIENTS)]:
             done.result()
     timer.join()
-    count, gaps = next(counts), sorted(gaps)
-    print(f"{count} texts; of a request p50 {gaps[len(gaps) // 2]:.3f} s, max {gaps[-1]:.3f} s")
-    assert count > 200
+    count, gaps_s = next(counts), sorted(gaps_s)
+    median_s, most_s = gaps_s[len(gaps_s) // 2], gaps_s[len(gaps_s) * 999 // 1000]
+    figures = f"{count} texts; between two tokens p50 {median_s:.4f} s, p99.9 {most_s:.4f} s, max {gaps_s[-1]:.4f} s"
+    sys.stdout.write(f"{figures}\n")
+    assert count > 2000
+    # A step of tokens, one of a prompt and a copy, with time for the clients of this process.
+    assert most_s < 20 * median_s
     with site.client() as runtime:
         assert len(runtime.list_adapters("adapted").adapters) == 200
 
