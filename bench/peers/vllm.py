@@ -99,7 +99,7 @@ def _find_adapters(model: str) -> dict[str, Any]:
     """Finds the adapters of a checkpoint; returns what the engine must know of them."""
     from vllm.lora.request import LoRARequest  # noqa: PLC0415
 
-    paths = sorted(Path(f"{model}{ADAPTERS}").iterdir())
+    paths = sorted(path for path in Path(f"{model}{ADAPTERS}").iterdir() if path.is_dir())
     _ADAPTERS.extend(LoRARequest(path.name, number, str(path)) for number, path in enumerate(paths, start=1))
     return {"enable_lora": True, "max_loras": len(paths), "max_lora_rank": ADAPTER_RANK}
 
