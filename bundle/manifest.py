@@ -316,6 +316,13 @@ class Manifest(_Record, frozen=True):
         blobs = [shard.blob for shard in self.shards()]
         return bool(blobs) and None not in blobs
 
+    @property
+    def num_adapter_slots(self) -> int:
+        """Adapters that the ranks hold at once; 0 if the executables have no room for any."""
+        # Adapters are the only mutable set that there is.
+        tensors = (tensor for shard in self.shards(mutable=True) for tensor in shard.tensors)
+        return min((size for tensor in tensors for size in tensor.shape[:1]), default=0)
+
     def shards(self, *, mutable: bool = False) -> Iterator[WeightShard]:
         """Yields the shards of every rank and weight set: of those that are mutable, or else of all others."""
         return (shard for one in self.weight_sets if one.is_mutable is mutable for shard in one.shards)
@@ -330,9 +337,6 @@ class Manifest(_Record, frozen=True):
         # A step writes a token at its position and reads it from the bucket; padding of a prompt may have any position.
         num_positions = executable.bucket[-1] if bounds_positions else self.limits.max_length
         scratch_place = self.state.num_blocks * self.state.block_tokens
-        # Adapters are the only mutable set that there is.
-        tensors = (tensor for shard in self.shards(mutable=True) for tensor in shard.tensors)
-        num_adapters = min((size for tensor in tensors for size in tensor.shape[:1]), default=0)
         return {
             "R": executable.batch_size,
             "T": executable.num_row_tokens,
@@ -345,7 +349,7 @@ class Manifest(_Record, frozen=True):
             "last_place": scratch_place + self.state.block_tokens - 1,
             "last_token_id": self.tokens.vocab_size - 1,
             "last_position": num_positions - 1,
-            "last_adapter": num_adapters - 1,
+            "last_adapter": self.num_adapter_slots - 1,
         }
 
     def blobs(self) -> frozenset[str]:

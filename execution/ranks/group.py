@@ -271,21 +271,23 @@ class RankGroup:
         await self._call_all(DiscardStaged(), Done)
 
     @_seen_through
+    async def check(self, weight_set: str, paths_by_rank: Mapping[int, Path]) -> None:
+        """Checks that files, one for each rank, are entries of a mutable weight set, while steps run.
+
+        Raises what `write` raises before it writes.
+        """
+        await self._gather(self._ask_to_write(weight_set, 0, paths_by_rank, only_check=True))
+
+    @_seen_through
     async def write(self, weight_set: str, index: int, paths_by_rank: Mapping[int, Path] | None) -> None:
         """Writes one entry of a mutable weight set between two steps, on all ranks or on none; None zeroes it.
 
         Every rank first checks its file; see `execution.executors.executor.Executor.write` for files and errors. If a
         rank cannot write what it has checked, the group ends.
         """
-
-        def ask_all(*, only_check: bool) -> list[Coroutine[Any, Any, Done]]:
-            paths = [None if paths_by_rank is None else str(paths_by_rank[rank.rank]) for rank in self._ranks]
-            calls = [WriteEntry(weight_set=weight_set, index=index, path=one, only_check=only_check) for one in paths]
-            return [rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)]
-
-        await self._gather(ask_all(only_check=True))
+        await self._gather(self._ask_to_write(weight_set, index, paths_by_rank, only_check=True))
         async with self._turn:
-            await self._change_weights(ask_all(only_check=False))
+            await self._change_weights(self._ask_to_write(weight_set, index, paths_by_rank, only_check=False))
 
     @_seen_through
     async def zero_state(self, slots: Sequence[int] | None) -> int:
@@ -353,6 +355,13 @@ class RankGroup:
         # All ranks have answered, so none is in a collective.
         if self._collectives is not None:
             self._collectives.reset()
+
+    def _ask_to_write(
+        self, weight_set: str, index: int, paths_by_rank: Mapping[int, Path] | None, *, only_check: bool
+    ) -> list[Coroutine[Any, Any, Done]]:
+        paths = [None if paths_by_rank is None else str(paths_by_rank[rank.rank]) for rank in self._ranks]
+        calls = [WriteEntry(weight_set=weight_set, index=index, path=one, only_check=only_check) for one in paths]
+        return [rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)]
 
     async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
         return await self._gather([rank.ask(call, answer_type) for rank in self._ranks])

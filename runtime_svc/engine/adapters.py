@@ -4,13 +4,12 @@ The ranks have a few slots, each with room for one adapter; more adapters may be
 request pins the slot of its adapter, so that nothing else is written there. This is bookkeeping alone: the engine
 writes the slots, between two steps, as `AdapterSlots.take_writes` orders.
 
-An adapter is its digest. A request has that of the adapter's name when it came, so a name that is loaded again with
-other bytes changes nothing for it.
+An adapter is its digest. A request has that which its key meant when it came, so a key that gets other bytes changes
+nothing for it. Keys are the caller's: names of adapters belong to principals, of whom this knows nothing.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,18 +18,12 @@ from typing import Final
 
 import msgspec
 
+from bundle.manifest import AdapterEviction
 from runtime_svc.engine.request import Adapter, Request
 
 #: Requests after which the counts of all adapters are halved, NxD Inference's default `lfu_decay_period`: what was used
 #: often long ago makes room for what is used now.
 DECAY_PERIOD: Final = 128
-
-
-class EvictionPolicy(enum.Enum):
-    """Which adapter makes room for another: the one unused by new requests for longest, or used by the fewest."""
-
-    LRU = enum.auto()
-    LFU = enum.auto()
 
 
 class AdapterWrite(msgspec.Struct, frozen=True):
@@ -40,9 +33,21 @@ class AdapterWrite(msgspec.Struct, frozen=True):
     paths_by_rank: Mapping[int, Path]
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True):
+    """What a key means: an adapter, the slot that it is in or None, and its requests that have not ended.
+
+    Keys of equal adapters share slot and requests.
+    """
+
+    key: str
+    adapter: Adapter
+    slot: int | None
+    num_users: int
+
+
 @dataclass(eq=False, slots=True)
 class _Loaded:
-    """An adapter that a name means, or that requests use which have not ended.
+    """An adapter that a key means, or that requests use which have not ended.
 
     Of its `num_users` requests that have not ended, `num_pins` run.
     """
@@ -59,41 +64,51 @@ class _Loaded:
 
 
 class AdapterSlots:
-    """Adapters by name and digest, and the slots of the ranks."""
+    """Adapters by key and digest, and the slots of the ranks."""
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
-        """Starts without adapters, and with empty slots."""
+    def __init__(self, num_slots: int, policy: AdapterEviction = "lru") -> None:
+        """Starts without adapters, and with empty slots. The policy counts uses by new requests."""
         self._policy = policy
-        self._names: dict[str, Adapter] = {}
+        self._keys: dict[str, Adapter] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._slots: list[_Loaded | None] = [None] * num_slots
         # By slot: only the newest order counts.
         self._ordered: dict[int, _Loaded] = {}
         self._num_uses = 0
 
-    def find(self, name: str) -> Adapter | None:
-        """Returns what a name means for new requests; None if no adapter has it."""
-        return self._names.get(name)
+    @property
+    def num_slots(self) -> int:
+        """Adapters that the ranks hold at once."""
+        return len(self._slots)
+
+    def find(self, key: str) -> Adapter | None:
+        """Returns what a key means for new requests; None if nothing."""
+        return self._keys.get(key)
+
+    def list_loaded(self) -> list[LoadedAdapter]:
+        """Lists what keys mean, sorted by key."""
+        found = ((key, adapter, self._loaded[adapter.digest]) for key, adapter in sorted(self._keys.items()))
+        return [LoadedAdapter(key, adapter, one.slot, one.num_users) for key, adapter, one in found]
 
     def is_loaded(self, digest: str) -> bool:
-        """Tells whether an adapter's files are needed: a name means it, or a request that has not ended uses it."""
+        """Tells whether an adapter's files are needed: a key means it, or a request that has not ended uses it."""
         return digest in self._loaded
 
-    def load(self, adapter: Adapter, paths_by_rank: Mapping[int, Path]) -> None:
-        """Makes a name mean an adapter, whose files are checked. If it does already, nothing changes.
+    def load(self, key: str, adapter: Adapter, paths_by_rank: Mapping[int, Path]) -> None:
+        """Makes a key mean an adapter, whose files are checked. If it does already, nothing changes.
 
-        If the name meant another one, requests that have come before go on with that.
+        If the key meant another one, requests that have come before go on with that.
         """
         assert self._slots, f"{adapter.name} has no slot to go to"
-        previous = self._names.get(adapter.name)
-        self._names[adapter.name] = adapter
+        previous = self._keys.get(key)
+        self._keys[key] = adapter
         self._loaded.setdefault(adapter.digest, _Loaded(adapter.digest, paths_by_rank))
         if previous is not None:
             self._drop_unused(self._loaded[previous.digest])
 
-    def unload(self, name: str) -> None:
-        """Takes the meaning from a name, if it has any: no new request finds it, and those that have come go on."""
-        previous = self._names.pop(name, None)
+    def unload(self, key: str) -> None:
+        """Takes the meaning from a key, if it has any: no new request finds it, and those that have come go on."""
+        previous = self._keys.pop(key, None)
         if previous is not None:
             self._drop_unused(self._loaded[previous.digest])
 
@@ -182,8 +197,8 @@ class AdapterSlots:
         """Asserts that slots, counts and requests agree, and that no adapter is kept in vain."""
         pins = Counter(request.adapter.digest for request in running if request.adapter is not None)
         users = pins + Counter(request.adapter.digest for request in waiting if request.adapter is not None)
-        named = {adapter.digest for adapter in self._names.values()}
-        assert self._loaded.keys() == named | users.keys(), f"{[*self._loaded]} are loaded"
+        meant = {adapter.digest for adapter in self._keys.values()}
+        assert self._loaded.keys() == meant | users.keys(), f"{[*self._loaded]} are loaded"
         for digest, loaded in self._loaded.items():
             counted = loaded.num_pins, loaded.num_users
             assert counted == (pins[digest], users[digest]), f"adapter {digest} counts {counted} requests"
@@ -203,7 +218,7 @@ class AdapterSlots:
         An adapter that no request starts with goes to the front and stays there, so that those which wait for its slot
         get it.
         """
-        return loaded.frequency if self._policy is EvictionPolicy.LFU else 0.0, loaded.last_use
+        return loaded.frequency if self._policy == "lfu" else 0.0, loaded.last_use
 
     def _make_room(self) -> int:
         if None in self._slots:
@@ -216,8 +231,8 @@ class AdapterSlots:
         return slot
 
     def _drop_unused(self, loaded: _Loaded) -> None:
-        """Forgets an adapter that no name means and no request uses; its slot is empty then."""
-        if loaded.num_users or any(adapter.digest == loaded.digest for adapter in self._names.values()):
+        """Forgets an adapter that no key means and no request uses; its slot is empty then."""
+        if loaded.num_users or any(adapter.digest == loaded.digest for adapter in self._keys.values()):
             return
         del self._loaded[loaded.digest]
         if loaded.slot is not None:

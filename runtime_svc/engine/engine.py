@@ -21,24 +21,20 @@ from typing import NamedTuple
 import structlog
 
 from bundle.errors import KilnError, ResourcesShort
-from bundle.manifest import Manifest
+from bundle.manifest import ADAPTER_WEIGHTS, Manifest
 from edge.supervision import report_failure
 from execution.errors import ExecutionError, RankHung, RankLost
 from execution.step import StepResult
+from runtime_svc.engine.adapters import LoadedAdapter
+from runtime_svc.engine.assembly import make_scheduler
 from runtime_svc.engine.capture import CaptureLog
-from runtime_svc.engine.config import ChunkLimits, EngineConfig
-from runtime_svc.engine.kv.blocks import BlockManager
-from runtime_svc.engine.kv.kept_sequences import SessionKeeper
-from runtime_svc.engine.kv.manager import KvManager
-from runtime_svc.engine.kv.slots import SlotManager
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.ranks import RankLauncher, Ranks, relaunch
-from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.request import Adapter, Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepBuilder, StepPlan
-from runtime_svc.engine.scheduler.policy import AlternatingSteps
-from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import MergedStream, OutputStream, OutputText, StepOutcome, StepOutput
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
@@ -216,6 +212,38 @@ class Engine:
         self.scheduler.statistics.swap_pause_s.observe(receipt.pause_s)
         return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
 
+    @property
+    def num_adapter_slots(self) -> int:
+        """Adapters that the ranks hold at once; 0 if no request can have one."""
+        return 0 if self.scheduler.adapters is None else self.scheduler.adapters.num_slots
+
+    async def check_adapter(self, paths_by_rank: Mapping[int, Path]) -> None:
+        """Has each rank check the file of an adapter that it could write, while steps run.
+
+        Raises:
+            WeightsInvalid: A file does not fit.
+            RankLost: The ranks are down.
+        """
+        await self.ranks.check(ADAPTER_WEIGHTS, paths_by_rank)
+
+    def load_adapter(self, key: str, adapter: Adapter, paths_by_rank: Mapping[int, Path]) -> None:
+        """Makes a key mean an adapter; see `AdapterSlots.load`. Only with slots; the files stay while it is loaded."""
+        assert self.scheduler.adapters is not None, "the ranks have no room for adapters"
+        self.scheduler.adapters.load(key, adapter, paths_by_rank)
+
+    def unload_adapter(self, key: str) -> None:
+        """Takes the meaning from a key; see `AdapterSlots.unload`."""
+        if self.scheduler.adapters is not None:
+            self.scheduler.adapters.unload(key)
+
+    def find_adapter(self, key: str) -> Adapter | None:
+        """Returns what a key means for new requests; None if nothing."""
+        return None if self.scheduler.adapters is None else self.scheduler.adapters.find(key)
+
+    def list_adapters(self) -> list[LoadedAdapter]:
+        """Lists what keys mean, sorted by key."""
+        return [] if self.scheduler.adapters is None else self.scheduler.adapters.list_loaded()
+
     async def discard_staged(self) -> None:
         """Unmaps staged weights that will not be used."""
         with suppress(RankLost):
@@ -358,19 +386,3 @@ class Engine:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def make_scheduler(manifest: Manifest, buckets: BucketTable, chunks: ChunkLimits) -> Scheduler:
-    """Makes the scheduler of a deployment. There is one policy for all executables.
-
-    Those with the flag `computed_context` let it compute prompts in chunks and behind cached prefixes; without the
-    flag, their rows start at position 0, and what they cannot take is computed token by token.
-    """
-    state, serving = manifest.state, manifest.serving
-    keeper = SessionKeeper(rewind_limit=state.max_rewound_tokens, prompt_lengths=serving.prompt_lengths)
-    kv: KvManager
-    if state.num_blocks:
-        kv = BlockManager(state.num_blocks, state.block_tokens, caches_prefixes=serving.prefix_caching, keeper=keeper)
-    else:
-        kv = SlotManager(buckets.max_sequences, manifest.limits.max_length, keeper)
-    return Scheduler(AlternatingSteps(buckets, chunks), kv, max_running=buckets.max_sequences)

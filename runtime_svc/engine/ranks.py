@@ -54,6 +54,12 @@ class Ranks(Protocol):
     async def discard_staged(self) -> None:
         """Unmaps staged weights, if there are any."""
 
+    async def check(self, weight_set: str, paths_by_rank: Mapping[int, Path]) -> None:
+        """Checks that files are entries of a mutable weight set; steps may run meanwhile."""
+
+    async def write(self, weight_set: str, index: int, paths_by_rank: Mapping[int, Path]) -> None:
+        """Writes an entry of a mutable weight set on all ranks, or on none if a file does not fit; no step may run."""
+
     async def zero_state(self, slots: Sequence[int] | None) -> int:
         """Sets KV slots, None for all, to zero; returns the bytes written. No step may run meanwhile."""
 

@@ -5,13 +5,15 @@ temperature the request's random number is added, times 1000. The fake keeps a K
 by the ABI's rules, so that a slot or position that is mixed up gives other tokens. In a cache made of blocks each token
 also has its position and the bias of the weights that computed it: a wrong block table, a block that was given away too
 early and a prefix of other weights give other tokens, too.
+
+An adapter's file has a number that is added to the bias of the rows that name its slot.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +21,13 @@ from typing import Any
 
 import msgspec
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, LEFT_PADDED
-from bundle.manifest import Executable, Manifest, Target, WeightSet, WeightShard
-from execution.errors import RankDied, RankLost
+from bundle.abi.inputs import ADAPTERS, COMPUTED_CONTEXT, LEFT_PADDED
+from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest, Target, WeightSet, WeightShard
+from execution.errors import RankDied, RankLost, WeightsInvalid
 from execution.step import Step, StepResult
 from runtime_svc.engine.scheduler.plan import uniform
 from tests.bundles import manifests
-from tests.bundles.manifests import DIGEST
+from tests.bundles.manifests import DIGEST, DYNAMIC_FLAGS, with_mutable_set
 
 # Prime, with 2 as a primitive root: sequences take a hundred steps to repeat.
 VOCAB_SIZE = 509
@@ -46,9 +48,12 @@ def make_manifest(
     format_: str = "exported_program",
     tp_degree: int = 1,
     vocab_size: int = VOCAB_SIZE,
+    num_adapter_slots: int = 0,
+    flags: Iterable[str] = DYNAMIC_FLAGS,
     **options: Any,
 ) -> Manifest:
     """What `FakeRanks` runs; other options are those of `tests.bundles.manifests.make_manifest`."""
+    own_flags = {*flags, ADAPTERS} if num_adapter_slots else flags
     shards = tuple(
         WeightShard(rank=rank, blob=weights_blob, size_bytes=weights_size_bytes, tensors=())
         for rank in range(tp_degree)
@@ -59,12 +64,14 @@ def make_manifest(
         tp_degree=tp_degree,
         vocab_size=vocab_size,
         eos=EOS,
+        flags=own_flags,
         **{name: value for name, value in options.items() if value is not None},
     )
     executables = tuple(
         msgspec.structs.replace(one, blob=executable_blob, format=format_) for one in manifest.executables
     )
-    return msgspec.structs.replace(manifest, executables=executables)
+    manifest = msgspec.structs.replace(manifest, executables=executables)
+    return with_mutable_set(manifest, (num_adapter_slots,)) if num_adapter_slots else manifest
 
 
 def expected_tokens(prompt: Sequence[int], count: int, *, bias: int = BIAS, seed: int | None = None) -> list[int]:
@@ -97,6 +104,11 @@ class FakeRanks:
         self.swapping = asyncio.Event()
         self.swap_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
+        #: The number of the adapter in each slot, and every write in order.
+        self.adapters: dict[int, int] = {}
+        self.writes: list[tuple[int, int]] = []
+        self.write_gate = asyncio.Event()
+        self.write_gate.set()
         self.step_s = 0.0
         #: What ranks say that a step took, by its tag; others say how long it did take.
         self.told_s: dict[str, float] = {}
@@ -199,6 +211,20 @@ class FakeRanks:
         self.num_discarded += 1
         self.staged_bias = None
 
+    async def check(self, weight_set: str, paths_by_rank: Mapping[int, Path]) -> None:
+        await self._alive(asyncio.sleep(0))
+        assert weight_set == ADAPTER_WEIGHTS
+        if any(not path.exists() for path in paths_by_rank.values()):
+            raise WeightsInvalid(0, "there is no such file")
+
+    async def write(self, weight_set: str, index: int, paths_by_rank: Mapping[int, Path]) -> None:
+        await self.check(weight_set, paths_by_rank)
+        await self._alive(self.write_gate.wait())
+        assert not self.is_running
+        assert index < self.manifest.num_adapter_slots
+        self.adapters[index] = int(paths_by_rank[0].read_text())
+        self.writes.append((index, self.adapters[index]))
+
     async def zero_state(self, slots: Sequence[int] | None) -> int:
         await self._alive(asyncio.sleep(0))
         assert not self.is_running
@@ -230,18 +256,25 @@ class FakeRanks:
         assert list(inputs["position_ids"][first : first + count]) == list(range(start, start + count))
         self._check_bucket(step, executable, row, start)
         blocks, writes = self._find_places(step, executable, row, range(start, start + count))
-        earlier = [self._read(blocks, position) for position in range(start)]
+        own_bias = self._find_bias(step, row)
+        earlier = [self._read(blocks, position, own_bias) for position in range(start)]
         # Keys and values depend on all tokens before them, so they are of the weights that computed the first.
         first_entry = self._kv[blocks[0]][0] if start else None
-        bias = first_entry[2] if isinstance(first_entry, tuple) else self.bias
+        bias = first_entry[2] if isinstance(first_entry, tuple) else own_bias
         for token, position, (block, offset) in zip(tokens, range(start, start + count), writes, strict=True):
             is_block = self.manifest.state.block_tokens
             self._kv[block][offset] = (token, position, bias) if is_block else token
         # A token that is not written is one that the cache holds, and is read from there.
         held = [position for position, (block, _) in enumerate(writes, start) if block == len(self._kv) - 1]
         assert not held or blocks[0] == len(self._kv) - 1 or COMPUTED_CONTEXT in executable.flags, "nothing reads them"
-        own = [self._read(blocks, at) if at in held else token for at, token in enumerate(tokens, start)]
-        return self._next(step, row, [*earlier, *own])
+        own = [self._read(blocks, at, own_bias) if at in held else token for at, token in enumerate(tokens, start)]
+        return self._next(step, row, [*earlier, *own], own_bias)
+
+    def _find_bias(self, step: Step, row: int) -> int:
+        """The bias of the weights and of the row's adapter."""
+        assert self.bias is not None, "a step without weights"
+        slot = int(step.inputs["adapter_ids"][row]) if "adapter_ids" in step.inputs else -1
+        return self.bias + (self.adapters[slot] if slot >= 0 else 0)
 
     def _check_bucket(self, step: Step, executable: Executable, row: int, start: int) -> None:
         """Whether the executable has room for what a row reads, and the row is where it has to be."""
@@ -280,20 +313,19 @@ class FakeRanks:
             assert place == expected or place // size == scratch, "the block table and the slot mapping disagree"
         return blocks, [(place // size, place % size) for place in places]
 
-    def _read(self, blocks: Sequence[int], position: int) -> int:
+    def _read(self, blocks: Sequence[int], position: int, own_bias: int) -> int:
         entry = self._kv[blocks[position // self._block_tokens]][position % self._block_tokens]
         if isinstance(entry, int):
             return entry
         token, own_position, bias = entry
         # Off by some prime if it is another position's, and by what changed if it is of other weights.
-        return int(token + 7919 * (own_position - position) + bias - (self.bias or 0))
+        return int(token + 7919 * (own_position - position) + bias - own_bias)
 
-    def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
+    def _next(self, step: Step, row: int, tokens: Sequence[int], bias: int) -> int:
         noise = 0
         if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
             noise = int(step.inputs["rand"][row] * 1000)
-        assert self.bias is not None, "a step without weights"
-        return (sum(tokens) + self.bias + noise) % VOCAB_SIZE
+        return (sum(tokens) + bias + noise) % VOCAB_SIZE
 
 
 def _logits(tokens: Sequence[int]) -> memoryview[float]:

@@ -9,8 +9,8 @@ from typing import Any
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Manifest, Serving
 from runtime_svc.engine.adapters import AdapterSlots
+from runtime_svc.engine.assembly import make_scheduler as assemble
 from runtime_svc.engine.config import ChunkLimits
-from runtime_svc.engine.engine import make_scheduler as assemble
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import Adapter, Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.scheduler.buckets import BucketTable
@@ -61,7 +61,7 @@ def give_adapters(scheduler: Scheduler, num_slots: int, names: Iterable[str]) ->
     """Gives a scheduler slots for adapters, and loads some, whose digests and files are their names."""
     scheduler.adapters = slots = AdapterSlots(num_slots)
     for name in names:
-        slots.load(Adapter(name, name), {0: Path(name)})
+        slots.load(name, Adapter(name, name), {0: Path(name)})
     return slots
 
 

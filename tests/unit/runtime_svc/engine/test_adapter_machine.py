@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime_svc.engine.adapters import AdapterSlots, EvictionPolicy
+from bundle.manifest import AdapterEviction
+from runtime_svc.engine.adapters import AdapterSlots
 from runtime_svc.engine.request import Adapter, Request
 from tests.ranks.scheduling import make_request
 
@@ -21,8 +23,8 @@ CHOICE = st.randoms(use_true_random=False)
 class AdapterMachine(RuleBasedStateMachine):
     """Loads, unloads, requests that come, start and end, steps, and ranks that are lost, in any order."""
 
-    @initialize(num_slots=st.integers(1, 3), policy=st.sampled_from(EvictionPolicy))
-    def begin(self, num_slots: int, policy: EvictionPolicy) -> None:
+    @initialize(num_slots=st.integers(1, 3), policy=st.sampled_from(get_args(AdapterEviction)))
+    def begin(self, num_slots: int, policy: AdapterEviction) -> None:
         self.slots = AdapterSlots(num_slots, policy)
         self.num_slots = num_slots
         self.names: dict[str, str] = {}
@@ -40,7 +42,7 @@ class AdapterMachine(RuleBasedStateMachine):
     def load(self, name: str, version: int) -> None:
         """A name gets other bytes, the same, or those that another name has."""
         digest = f"{name}{version}" if name != "d" else "a0"
-        self.slots.load(Adapter(name, digest), {0: Path(digest)})
+        self.slots.load(name, Adapter(name, digest), {0: Path(digest)})
         self.names[name] = digest
 
     @rule(name=st.sampled_from(NAMES))

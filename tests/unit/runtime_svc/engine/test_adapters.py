@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from runtime_svc.engine.adapters import AdapterSlots, AdapterWrite, EvictionPolicy
+from bundle.manifest import AdapterEviction
+from runtime_svc.engine.adapters import AdapterSlots, AdapterWrite
 from runtime_svc.engine.request import Adapter, Request
 from tests.ranks.scheduling import make_request
 
 
 def load(slots: AdapterSlots, name: str, digest: str = "") -> None:
-    slots.load(Adapter(name, digest or name), {0: Path(digest or name)})
+    slots.load(name, Adapter(name, digest or name), {0: Path(digest or name)})
 
 
-def make_slots(num_slots: int, policy: EvictionPolicy = EvictionPolicy.LRU) -> AdapterSlots:
+def make_slots(num_slots: int, policy: AdapterEviction = "lru") -> AdapterSlots:
     slots = AdapterSlots(num_slots, policy)
     for name in "abc":
         load(slots, name)
@@ -75,8 +76,8 @@ def test_requests_without_an_adapter_have_no_slot_and_wait_for_none() -> None:
     assert not slots.lacks_slot(request)
 
 
-@pytest.mark.parametrize(("policy", "evicted"), [(EvictionPolicy.LRU, 0), (EvictionPolicy.LFU, 1)])
-def test_the_policy_says_what_makes_room(policy: EvictionPolicy, evicted: int) -> None:
+@pytest.mark.parametrize(("policy", "evicted"), [("lru", 0), ("lfu", 1)])
+def test_the_policy_says_what_makes_room(policy: AdapterEviction, evicted: int) -> None:
     slots = make_slots(2, policy)
     use(slots, "a", times=3)
     use(slots, "b", times=2)
@@ -86,7 +87,7 @@ def test_the_policy_says_what_makes_room(policy: EvictionPolicy, evicted: int) -
 @pytest.mark.parametrize(("times", "evicted"), [(90, 1), (184, 0)])
 def test_frequent_use_of_long_ago_counts_less(times: int, evicted: int) -> None:
     """After 128, 256 and 384 requests, counts are halved: of 200 and 184 in all, 34 and 78 are left."""
-    slots = make_slots(2, EvictionPolicy.LFU)
+    slots = make_slots(2, "lfu")
     use(slots, "a", times=200)
     use(slots, "b", times=times)
     assert start(slots, "c").adapter_slot == evicted
