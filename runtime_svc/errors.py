@@ -311,6 +311,14 @@ class CaptureUnwritable(RuntimeServiceError, code="FAILED_PRECONDITION"):
     detail: str
 
 
+class AdapterUnwritable(RuntimeServiceError, code="FAILED_PRECONDITION"):
+    """An adapter that was loaded, and whose files the ranks can no longer read: requests that wait for it end."""
+
+    message = "adapter {adapter!r} cannot be written to the ranks: {cause}; LoadAdapter brings its files again"
+    adapter: str
+    cause: str
+
+
 class LoadQuarantined(RuntimeServiceError, code="FAILED_PRECONDITION", reason="QUARANTINED"):
     """A deployment whose load was under way when the runtime died, twice: it is not loaded again by itself."""
 

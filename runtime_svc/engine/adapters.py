@@ -30,6 +30,7 @@ class AdapterWrite(msgspec.Struct, frozen=True):
     """An order to write an adapter into a slot of every rank; each rank has a file of its own."""
 
     slot: int
+    digest: str
     paths_by_rank: Mapping[int, Path]
 
 
@@ -77,9 +78,9 @@ class AdapterSlots:
         self._num_uses = 0
 
     @property
-    def num_slots(self) -> int:
-        """Adapters that the ranks hold at once."""
-        return len(self._slots)
+    def num_used_slots(self) -> int:
+        """Slots that hold an adapter."""
+        return sum(loaded is not None for loaded in self._slots)
 
     def find(self, key: str) -> Adapter | None:
         """Returns what a key means for new requests; None if nothing."""
@@ -183,7 +184,14 @@ class AdapterSlots:
     def take_writes(self) -> list[AdapterWrite]:
         """Returns the orders since the last call. They are due before the next step, while none is in flight."""
         ordered, self._ordered = self._ordered, {}
-        return [AdapterWrite(slot, loaded.paths_by_rank) for slot, loaded in ordered.items()]
+        return [AdapterWrite(slot, loaded.digest, loaded.paths_by_rank) for slot, loaded in ordered.items()]
+
+    def note_failure(self, write: AdapterWrite) -> None:
+        """Takes in that a slot is empty, because its write failed. The requests with that adapter have ended."""
+        failed, self._slots[write.slot] = self._slots[write.slot], None
+        if failed is not None:
+            assert not failed.num_pins, f"{failed.num_pins} requests run with adapter {failed.digest}"
+            failed.slot = None
 
     def reset(self) -> None:
         """Takes in that all slots are empty, because the ranks are others. No request runs."""

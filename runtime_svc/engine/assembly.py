@@ -27,6 +27,5 @@ def make_scheduler(manifest: Manifest, buckets: BucketTable, chunks: ChunkLimits
         kv = BlockManager(state.num_blocks, state.block_tokens, caches_prefixes=serving.prefix_caching, keeper=keeper)
     else:
         kv = SlotManager(buckets.max_sequences, manifest.limits.max_length, keeper)
-    num_slots = manifest.num_adapter_slots
-    adapters = AdapterSlots(num_slots, serving.adapter_eviction) if num_slots else None
+    adapters = AdapterSlots(manifest.num_adapter_slots, serving.adapter_eviction)
     return Scheduler(AlternatingSteps(buckets, chunks), kv, max_running=buckets.max_sequences, adapters=adapters)

@@ -23,9 +23,9 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import ADAPTER_WEIGHTS, Manifest
 from edge.supervision import report_failure
-from execution.errors import ExecutionError, RankHung, RankLost
+from execution.errors import ExecutionError, RankHung, RankLost, WeightsInvalid
 from execution.step import StepResult
-from runtime_svc.engine.adapters import LoadedAdapter
+from runtime_svc.engine.adapters import AdapterWrite, LoadedAdapter
 from runtime_svc.engine.assembly import make_scheduler
 from runtime_svc.engine.capture import CaptureLog
 from runtime_svc.engine.config import EngineConfig
@@ -212,11 +212,6 @@ class Engine:
         self.scheduler.statistics.swap_pause_s.observe(receipt.pause_s)
         return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
 
-    @property
-    def num_adapter_slots(self) -> int:
-        """Adapters that the ranks hold at once; 0 if no request can have one."""
-        return 0 if self.scheduler.adapters is None else self.scheduler.adapters.num_slots
-
     async def check_adapter(self, paths_by_rank: Mapping[int, Path]) -> None:
         """Has each rank check the file of an adapter that it could write, while steps run.
 
@@ -227,22 +222,20 @@ class Engine:
         await self.ranks.check(ADAPTER_WEIGHTS, paths_by_rank)
 
     def load_adapter(self, key: str, adapter: Adapter, paths_by_rank: Mapping[int, Path]) -> None:
-        """Makes a key mean an adapter; see `AdapterSlots.load`. Only with slots; the files stay while it is loaded."""
-        assert self.scheduler.adapters is not None, "the ranks have no room for adapters"
+        """Makes a key mean an adapter; see `AdapterSlots.load`. Only with slots; its files stay while it is loaded."""
         self.scheduler.adapters.load(key, adapter, paths_by_rank)
 
     def unload_adapter(self, key: str) -> None:
         """Takes the meaning from a key; see `AdapterSlots.unload`."""
-        if self.scheduler.adapters is not None:
-            self.scheduler.adapters.unload(key)
+        self.scheduler.adapters.unload(key)
 
     def find_adapter(self, key: str) -> Adapter | None:
         """Returns what a key means for new requests; None if nothing."""
-        return None if self.scheduler.adapters is None else self.scheduler.adapters.find(key)
+        return self.scheduler.adapters.find(key)
 
     def list_adapters(self) -> list[LoadedAdapter]:
         """Lists what keys mean, sorted by key."""
-        return [] if self.scheduler.adapters is None else self.scheduler.adapters.list_loaded()
+        return self.scheduler.adapters.list_loaded()
 
     async def discard_staged(self) -> None:
         """Unmaps staged weights that will not be used."""
@@ -312,7 +305,19 @@ class Engine:
         for row in plan.rows:
             if row.request.timeline.started_s is None:
                 row.request.timeline.started_s = self._now()
+        for write in self.scheduler.adapters.take_writes():
+            await self._write_adapter(write)
         return await self._begin(plan)
+
+    async def _write_adapter(self, write: AdapterWrite) -> None:
+        """Writes an adapter into its slot. If its files no longer fit, its requests end, and rows of the plan idle."""
+        try:
+            await self.ranks.write(ADAPTER_WEIGHTS, write.slot, write.paths_by_rank)
+        except (WeightsInvalid, ResourcesShort) as error:
+            self.requests.end_adapter(write.digest, str(error))
+            self.scheduler.adapters.note_failure(write)
+        else:
+            self.scheduler.statistics.adapter_writes += 1
 
     async def _begin(self, plan: StepPlan) -> _RunningStep:
         step = self._builder.build(plan)
@@ -354,8 +359,7 @@ class Engine:
         self.ranks = await relaunch(self.launcher, self._deployment_id, self._note_shortage)
         self.shortage = None
         self.scheduler.kv.reset()
-        if self.scheduler.adapters is not None:
-            self.scheduler.adapters.reset()
+        self.scheduler.adapters.reset()
         self._watch_ranks()
         self.scheduler.statistics.rank_restarts += 1
         self._change_state(EngineState.READY)

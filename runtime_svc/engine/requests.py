@@ -17,6 +17,7 @@ from runtime_svc.engine.sessions import SessionTable
 from runtime_svc.engine.streams import MergedStream, OutputStream, OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.suspects import SuspectPrompts
 from runtime_svc.errors import (
+    AdapterUnwritable,
     DeadlineExceeded,
     NumericsInvalid,
     PromptQuarantined,
@@ -196,6 +197,12 @@ class RequestTable:
         requests = [call.requests[0] for call in self._calls.values()]
         return sum(self.end(request, finish_of(request)) for request in requests)
 
+    def end_adapter(self, digest: str, cause: str) -> None:
+        """Ends the calls of an adapter that the ranks cannot take."""
+        for request in (*self._scheduler.running, *self._scheduler.waiting):
+            if request.adapter is not None and request.adapter.digest == digest:
+                self.end(request, Finish(FinishReason.ERROR, error=AdapterUnwritable(request.adapter.name, cause)))
+
     def add_output(self, output: StepOutput) -> None:
         """Takes the new tokens of a step; `publish` writes them."""
         if output.rows:
@@ -279,9 +286,8 @@ class RequestTable:
             num_free_tokens = (kv.num_blocks - kv.num_used_blocks) * kv.block_tokens
             is_full = scheduler.num_running >= scheduler.max_running
             lacks_room = is_full or next_.num_tokens > num_free_tokens
-        adapters = scheduler.adapters
-        if adapters is not None and request.adapter is not None:
-            lacks_room |= any(adapters.lacks_slot(one) for one in scheduler.waiting)
+        if request.adapter is not None:
+            lacks_room |= any(scheduler.adapters.lacks_slot(one) for one in scheduler.waiting)
         return lacks_room or not scheduler.is_admitting or bool(self._num_waiting_for_all)
 
     def _abandon(self, request: Request) -> None:

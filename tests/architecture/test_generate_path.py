@@ -22,7 +22,7 @@ from tests.servers.runtime import Runtime, serve_runtime
 
 PACKAGES = ("runtime_svc", "edge")
 #: Files of the front; those of the text process, of the ranks and of the links to them come beside them.
-MAX_FILES = 20
+MAX_FILES = 21
 CALLS = 3
 
 

@@ -75,6 +75,14 @@ class EngineHarness:
         self.ranks.gate.clear()
         await wait_until(lambda: self.ranks.is_running)
 
+    def load_adapter(self, key: str, directory: Path, number: int) -> Adapter:
+        """Makes a key mean an adapter that adds a number to the bias; equal numbers are equal adapters."""
+        path = directory / f"adapter-{number}"
+        path.write_text(str(number))
+        adapter = Adapter(key, str(number))
+        self.engine.load_adapter(key, adapter, {0: path})
+        return adapter
+
     async def lose_ranks(self) -> None:
         """Ends the ranks; others take their place."""
         lost = self.ranks

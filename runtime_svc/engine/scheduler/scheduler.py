@@ -7,7 +7,7 @@ its step gives new tokens. A policy picks which requests compute how many tokens
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
@@ -72,6 +72,8 @@ class EngineStatistics:
         self.quarantined_requests = 0
         #: How often dead ranks were replaced.
         self.rank_restarts = 0
+        #: Adapters that were written into slots.
+        self.adapter_writes = 0
 
 
 class Scheduler:
@@ -80,11 +82,12 @@ class Scheduler:
     def __init__(
         self, policy: AlternatingSteps, kv: KvManager, *, max_running: int, adapters: AdapterSlots | None = None
     ) -> None:
+        """Starts without requests; without `adapters` there are no slots, and no request names an adapter."""
         #: Picks the rows of each step.
         self.policy = policy
         self.kv = kv
-        #: The slots of the ranks; None if they have none, and no request names an adapter.
-        self.adapters = adapters
+        #: The slots of the ranks, if they have any.
+        self.adapters = adapters or AdapterSlots(0)
         self._waiting: deque[Request] = deque()
         # In order of admission; the values mean nothing.
         self._running: dict[Request, None] = {}
@@ -121,10 +124,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a new request."""
         assert request.finish is None
-        if self.adapters is not None:
-            self.adapters.join(request)
-        else:
-            assert request.adapter is None, f"{request.request_id} names an adapter, and there are no slots"
+        self.adapters.join(request)
         self._waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -137,8 +137,7 @@ class Scheduler:
             self._give_back(request, self.kv.keep if keeps else self.kv.release)
         else:
             self._waiting.remove(request)
-        if self.adapters is not None:
-            self.adapters.leave(request)
+        self.adapters.leave(request)
         if session is not None:
             session.user = None
             session.last_used_s = request.timeline.ended_s or session.last_used_s
@@ -161,7 +160,7 @@ class Scheduler:
 
         The ranks take the tokens of the running step, which they know first, as inputs of this one.
         """
-        startable = next(iter(self._leave_out_blocked(self._waiting)), None)
+        startable = next(self.adapters.list_startable(self._waiting), None)
         return None if startable is not None else self.policy.plan_behind(running, self._running, self.kv)
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]], now_s: float) -> list[RowTokens]:
@@ -204,8 +203,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that queue, KV cache and requests agree."""
         self.kv.check_integrity(self._running)
-        if self.adapters is not None:
-            self.adapters.check_integrity(self._running, self._waiting)
+        self.adapters.check_integrity(self._running, self._waiting)
         assert len(self._running) <= self.max_running, f"{len(self._running)} requests run"
         for request in self._running:
             assert request.finish is None, f"{request.request_id} has ended and runs"
@@ -222,8 +220,7 @@ class Scheduler:
         if request not in self._running:
             self._waiting.remove(request)
             self._running[request] = None
-            if self.adapters is not None:
-                self.adapters.pin(request)
+            self.adapters.pin(request)
             request.num_cached_tokens = row.num_cached
             if self.kv.caches_prefixes or request.session is not None:
                 self.statistics.looked_up_tokens += request.num_tokens
@@ -240,11 +237,7 @@ class Scheduler:
             return () if self._running else (self._waiting[0],)
         oldest = takewhile(lambda request: not request.runs_alone, self._waiting)
         max_starts = min(MAX_CANDIDATES, self.max_running - len(self._running))
-        return tuple(islice(self._leave_out_blocked(oldest), max_starts))
-
-    def _leave_out_blocked(self, waiting: Iterable[Request]) -> Iterable[Request]:
-        """Leaves out the waiting requests that lack slots for their adapters, and those that would keep such a slot."""
-        return waiting if self.adapters is None else self.adapters.list_startable(waiting)
+        return tuple(islice(self.adapters.list_startable(oldest), max_starts))
 
     def _preempt(self) -> bool:
         """Makes room for the oldest request that could run: the newest other one starts anew; False if none could.

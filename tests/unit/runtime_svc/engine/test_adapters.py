@@ -55,7 +55,7 @@ def test_an_adapter_is_written_when_a_request_starts_that_it_is_in_no_slot_for()
     slots = make_slots(2)
     first, second = start(slots, "a"), start(slots, "a")
     assert (first.adapter_slot, second.adapter_slot) == (0, 0)
-    assert slots.take_writes() == [AdapterWrite(0, {0: Path("a")})]
+    assert slots.take_writes() == [AdapterWrite(0, "a", {0: Path("a")})]
     use(slots, "b")
     assert take_writes(slots) == [(1, "b")]
     slots.leave(first)

@@ -26,7 +26,6 @@ from tests.ranks.engines import (
     wait_until,
 )
 from tests.ranks.fakes import expected_tokens
-from tests.ranks.scheduling import give_adapters
 
 __all__ = ["is_async"]
 
@@ -263,14 +262,3 @@ async def test_a_sequence_may_end_at_any_token_and_its_slot_goes_on(start_engine
             assert len(tokens) == expected.index(expected[length - 1]) + 1
         assert tokens_of(await collect(next_)) == expected_tokens([7, 8], 5)
         stream.close()
-
-
-async def test_ranks_that_restart_have_no_adapter(start_engine: StartEngine) -> None:
-    harness = await start_engine()
-    slots = give_adapters(harness.engine.scheduler, 1, "a")
-    for _ in range(2):
-        await collect(harness.submit([5], max_new_tokens=3, adapter=slots.find("a")))
-        assert [write.slot for write in slots.take_writes()] == [0]
-        await collect(harness.submit([5], max_new_tokens=3, adapter=slots.find("a")))
-        assert slots.take_writes() == []
-        await harness.lose_ranks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,8 +38,8 @@ from tests.ranks.engines import (
     tokens_of,
     wait_until,
 )
-from tests.ranks.fakes import expected_tokens
-from tests.ranks.scheduling import give_adapters, make_request
+from tests.ranks.fakes import BIAS, expected_tokens
+from tests.ranks.scheduling import make_request
 
 TIMEOUT_S = 0.1
 CONFIG = EngineConfig(stream_capacity=4, stall_timeouts=StallTimeouts(TIMEOUT_S, 10.0))
@@ -109,15 +110,17 @@ async def test_paused_request_ends_when_others_want_its_blocks(start_engine: Sta
     assert isinstance(finished_of(await collect(silent)).finish.error, ClientStalled)
 
 
-async def test_paused_request_ends_when_others_want_the_slot_of_its_adapter(start_engine: StartEngine) -> None:
+async def test_paused_request_ends_when_others_want_the_slot_of_its_adapter(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
     """The KV cache has room for all."""
-    harness = await start_engine(CONFIG, num_slots=3, **BUCKETS)
-    slots = give_adapters(harness.engine.scheduler, 1, "ab")
-    silent, plain = harness.submit([5], stall=PAUSE, adapter=slots.find("a")), harness.submit([7], stall=PAUSE)
+    harness = await start_engine(CONFIG, num_slots=3, num_adapter_slots=1, **BUCKETS)
+    first, second = (harness.load_adapter(key, tmp_path, number) for key, number in (("a", 10), ("b", 20)))
+    silent, plain = harness.submit([5], stall=PAUSE, adapter=first), harness.submit([7], stall=PAUSE)
     await wait_until(lambda: harness.engine.scheduler.num_running == 2 and is_paused(harness))
     async with asyncio.timeout(HANG_S):
-        other = harness.submit([6], max_new_tokens=3, adapter=slots.find("b"))
-        assert tokens_of(await collect(other)) == expected_tokens([6], 3)
+        other = harness.submit([6], max_new_tokens=3, adapter=second)
+        assert tokens_of(await collect(other)) == expected_tokens([6], 3, bias=BIAS + 20)
     assert isinstance(finished_of(await collect(silent)).finish.error, ClientStalled)
     assert plain.finished is None, "it holds nothing that the other one wants"
 

@@ -153,7 +153,6 @@ def test_a_sequence_that_never_fits_is_our_own_bug() -> None:
 
 def ask(scheduler: Scheduler, name: str, **options: Any) -> Request:
     """Queues a request that names the adapter of its first letter, if there is one."""
-    assert scheduler.adapters is not None
     request = make_request(name, 4, adapter=scheduler.adapters.find(name[0]), **options)
     scheduler.add(request)
     return request
