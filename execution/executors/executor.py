@@ -59,6 +59,13 @@ class Executor(Protocol):
     def discard_staged(self) -> None:
         """Releases staged weights, if any."""
 
+    def check(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Checks whether `write` could write, as it does itself; changes nothing.
+
+        Of the files that were checked or written last, as many stay mapped as the manifest's `max_host_adapters` says:
+        another write of one of them reads no header and looks no tensor up, but copies.
+        """
+
     def write(self, weight_set: str, index: int, path: Path | None) -> None:
         """Writes one entry of a mutable weight set: the part of each of its tensors at `index` of the first axis.
 

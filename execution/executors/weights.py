@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,25 +44,54 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
     return tensors
 
 
-def map_entry(
-    manifest: Manifest, rank: int, weight_set: str, index: int, path: Path | None
-) -> dict[str, Tensor] | None:
-    """Checks a write of one entry of a rank's mutable weight set; see `execution.executors.executor.Executor.write`.
+class MappedEntries:
+    """Files of entries of a rank's mutable weight sets, checked and mapped.
 
-    Returns:
-        The tensors of the entry, by name, mapped from their file; None if there is no file, as the write zeroes.
+    As many as the manifest says stay mapped, those used last: writing one of them again only copies it.
     """
-    mutable = {one.name: one for one in manifest.weight_sets if one.is_mutable}
-    if weight_set not in mutable:
-        raise WeightSetNotMutable(weight_set, sorted(mutable))
-    shard = find_shard(mutable[weight_set], rank)
-    num_entries = min(spec.shape[0] for spec in shard.tensors)
-    if not 0 <= index < num_entries:
-        raise EntryUnknown(weight_set, index, num_entries - 1)
-    if path is None:
+
+    def __init__(self, manifest: Manifest, rank: int) -> None:
+        self._shards = {one.name: find_shard(one, rank) for one in manifest.weight_sets if one.is_mutable}
+        self._max_files = manifest.serving.max_host_adapters
+        # By weight set and what tells the file from others; the one used last is the last.
+        self._files: OrderedDict[tuple[object, ...], dict[str, Tensor]] = OrderedDict()
+
+    def map(self, weight_set: str, index: int, path: Path | None) -> dict[str, Tensor] | None:
+        """Checks a write of one entry; see `execution.executors.executor.Executor.write`.
+
+        Returns:
+            The tensors of the entry, by name, mapped from their file; None if there is no file, as the write zeroes.
+        """
+        if weight_set not in self._shards:
+            raise WeightSetNotMutable(weight_set, sorted(self._shards))
+        shard = self._shards[weight_set]
+        num_entries = min(spec.shape[0] for spec in shard.tensors)
+        if not 0 <= index < num_entries:
+            raise EntryUnknown(weight_set, index, num_entries - 1)
+        if path is None:
+            return None
+        file = weight_set, path, _identify(path)
+        entry = self._files.pop(file, None)
+        if entry is None:
+            tensors = tuple(msgspec.structs.replace(spec, shape=spec.shape[1:]) for spec in shard.tensors)
+            entry = map_weights(path, msgspec.structs.replace(shard, tensors=tensors))
+        self._files[file] = entry
+        if len(self._files) > self._max_files:
+            self._files.popitem(last=False)
+        return entry
+
+    def close(self) -> None:
+        """Releases all files."""
+        self._files.clear()
+
+
+def _identify(path: Path) -> tuple[int, ...] | None:
+    """What changes if another file takes this one's path; None if there is no file, which mapping it reports."""
+    try:
+        found = path.stat()
+    except OSError:
         return None
-    tensors = tuple(msgspec.structs.replace(spec, shape=spec.shape[1:]) for spec in shard.tensors)
-    return map_weights(path, msgspec.structs.replace(shard, tensors=tensors))
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def find_shard(weight_set: WeightSet, rank: int) -> WeightShard:
@@ -77,7 +107,7 @@ class RankWeights:
     """
 
     def __init__(self, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
-        self._manifest, self._rank = manifest, rank
+        self._entries = MappedEntries(manifest, rank)
         self._shards = {one.name: find_shard(one, rank) for one in manifest.weight_sets}
         self.active: dict[str, dict[str, Tensor]] = {}
         for one in manifest.weight_sets:
@@ -103,9 +133,13 @@ class RankWeights:
         self.staged = {**self.active, MODEL_WEIGHTS: map_weights(path, self._shards[MODEL_WEIGHTS])}
         return self.staged
 
+    def check(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Checks a write, and keeps its file mapped for it."""
+        self._entries.map(weight_set, index, path)
+
     def write(self, weight_set: str, index: int, path: Path | None) -> None:
         """Writes one entry of a mutable set in place, so that programs need not be bound to it again."""
-        entry = map_entry(self._manifest, self._rank, weight_set, index, path)
+        entry = self._entries.map(weight_set, index, path)
         for name, tensor in self.active[weight_set].items():
             if entry is None:
                 tensor[index].zero_()
@@ -124,6 +158,7 @@ class RankWeights:
 
     def close(self) -> None:
         """Releases all weights."""
+        self._entries.close()
         self.active, self.staged = {}, None
 
 

@@ -19,7 +19,6 @@ from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
-from execution.executors.weights import map_entry
 from execution.ranks.control import (
     Answer,
     Call,
@@ -111,11 +110,8 @@ class Rank:
         return Loaded(weights_bytes=self._executor.weights_bytes, state_bytes=self._executor.state_bytes)
 
     def _write_entry(self, call: WriteEntry) -> None:
-        path = None if call.path is None else Path(call.path)
-        if call.only_check:
-            map_entry(self._manifest, self._launch.rank, call.weight_set, call.index, path)
-        else:
-            self._executor.write(call.weight_set, call.index, path)
+        carry_out = self._executor.check if call.only_check else self._executor.write
+        carry_out(call.weight_set, call.index, None if call.path is None else Path(call.path))
 
     def _warm_up(self) -> None:
         self._executor.commit_state()

@@ -131,6 +131,10 @@ class NeuronExecutor:
         self._free_staged_sets()
         self._weights.discard_staged()
 
+    def check(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Checks a write without writing."""
+        self._weights.check(weight_set, index, path)
+
     def write(self, weight_set: str, index: int, path: Path | None) -> None:
         """Writes one entry of a mutable weight set, or zeroes it."""
         self._weights.write(weight_set, index, path)

@@ -11,7 +11,7 @@ from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightShard
 from execution.errors import WeightsNotStaged
 from execution.executors.neuron.device import DeviceTensor, NeuronDevice
 from execution.executors.neuron.program import count_bytes
-from execution.executors.weights import find_shard, map_entry, map_weights
+from execution.executors.weights import MappedEntries, find_shard, map_weights
 
 #: By weight set and name.
 _Weights = dict[tuple[str, str], DeviceTensor]
@@ -27,7 +27,7 @@ class DeviceWeights:
     def __init__(self, device: NeuronDevice, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
         """Writes weights to the core, straight from the pages of their files."""
         self._device = device
-        self._manifest, self._rank = manifest, rank
+        self._entries = MappedEntries(manifest, rank)
         self._shards = {one.name: find_shard(one, rank) for one in manifest.weight_sets}
         self.active: _Weights = {}
         self._staged: _Weights | None = None
@@ -62,9 +62,13 @@ class DeviceWeights:
         self._staged = self._upload(MODEL_WEIGHTS, mapped)
         return self.active | self._staged
 
+    def check(self, weight_set: str, index: int, path: Path | None) -> None:
+        """Checks a write, and keeps its file mapped for it."""
+        self._entries.map(weight_set, index, path)
+
     def write(self, weight_set: str, index: int, path: Path | None) -> None:
         """Writes one entry of a mutable set in place, so that programs need not be bound to it again."""
-        entry = map_entry(self._manifest, self._rank, weight_set, index, path)
+        entry = self._entries.map(weight_set, index, path)
         for spec in self._shards[weight_set].tensors:
             tensor, entry_bytes = self.active[weight_set, spec.name], count_bytes(spec.dtype, spec.shape[1:])
             if entry is None:
@@ -89,6 +93,7 @@ class DeviceWeights:
 
     def close(self) -> None:
         """Frees all weights."""
+        self._entries.close()
         self.discard_staged()
         _free(self.active)
         self.active = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def assert_holds(executor: Executor, seed: int, entries: Mapping[int, int]) -> N
     """The executor computes as `make_reference` says; overwrites slot 0."""
     inputs = prompt_inputs([7, 8], 0)
     torch.testing.assert_close(executor.run(CTE, inputs)["logits"], make_reference(seed, entries).run(inputs))
+
+
+def spoil_header(path: Path) -> None:
+    """Leaves a safetensors file that cannot be read, and looks unchanged."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 8)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 class WriteSuite:
@@ -85,6 +94,28 @@ class WriteSuite:
         assert_holds(executor, 1, {7: 0})
         executor.close()
 
+    @pytest.mark.parametrize("max_kept", [0, 1, 2])
+    def test_files_that_stay_mapped_are_not_read_again(
+        self, toy_bundle: ToyBundle, tmp_path: Path, max_kept: int
+    ) -> None:
+        manifest = make_writable(toy_bundle.manifest)
+        serving = msgspec.structs.replace(manifest.serving, max_host_adapters=max_kept)
+        executor = load_executor(msgspec.structs.replace(manifest, serving=serving), 0, toy_bundle.blob_path)
+        paths = {token: save_entry(0, token, tmp_path / f"{token}.safetensors") for token in (6, 7, 8)}
+        for token in (7, 6, 8, 7):
+            executor.check(ADAPTER_WEIGHTS, token, paths[token])
+        assert_holds(executor, 0, {})
+        for path in paths.values():
+            spoil_header(path)
+        for token in (6, 8, 7)[: 3 - max_kept]:
+            with pytest.raises(WeightsInvalid):
+                executor.write(ADAPTER_WEIGHTS, token, paths[token])
+        kept = (6, 8, 7)[3 - max_kept :]
+        for token in kept:
+            executor.write(ADAPTER_WEIGHTS, token, paths[token])
+        assert_holds(executor, 0, dict.fromkeys(kept, 0))
+        executor.close()
+
     def test_mutable_sets_count_as_weights(self, writable: Executor) -> None:
         assert writable.weights_bytes == sum(tensor.nbytes for tensor in make_model(0).state_dict().values())
 
@@ -102,19 +133,22 @@ class WriteSuite:
     ) -> None:
         path = save_entry(0, 7, tmp_path / "entry.safetensors")
         writable.write(ADAPTER_WEIGHTS, 7, path)
-        for each in (path, None):
-            with pytest.raises(error, match=message):
-                writable.write(weight_set, index, each)
+        for call in (writable.check, writable.write):
+            for each in (path, None):
+                with pytest.raises(error, match=message):
+                    call(weight_set, index, each)
         assert_holds(writable, 0, {7: 0})
 
     @pytest.mark.parametrize("fault", ["missing", "shape", "dtype", "truncated", "no safetensors", "absent"])
     def test_files_that_do_not_fit_change_nothing(self, writable: Executor, tmp_path: Path, fault: str) -> None:
         writable.write(ADAPTER_WEIGHTS, 7, save_entry(0, 7, tmp_path / "entry.safetensors"))
         good = save_entry(1, 7, tmp_path / "other.safetensors")
-        with pytest.raises(WeightsInvalid, match=r"^the weight file of rank 0 does not fit: ") as caught:
-            writable.write(ADAPTER_WEIGHTS, 7, write_faulty_weights(good, tmp_path / "faulty.safetensors", fault))
-        assert str(tmp_path) not in str(caught.value), "clients see it"
-        got = {"missing": "nothing", "shape": "float32 [1]", "dtype": "bfloat16 []"}.get(fault)
-        expected = [] if got is None else [f"tensors[head.bias]: got {got}; accepted: float32 []"]
-        assert [str(violation) for violation in caught.value.violations] == expected
+        faulty = write_faulty_weights(good, tmp_path / "faulty.safetensors", fault)
+        for call in (writable.check, writable.write):
+            with pytest.raises(WeightsInvalid, match=r"^the weight file of rank 0 does not fit: ") as caught:
+                call(ADAPTER_WEIGHTS, 7, faulty)
+            assert str(tmp_path) not in str(caught.value), "clients see it"
+            got = {"missing": "nothing", "shape": "float32 [1]", "dtype": "bfloat16 []"}.get(fault)
+            expected = [] if got is None else [f"tensors[head.bias]: got {got}; accepted: float32 []"]
+            assert [str(violation) for violation in caught.value.violations] == expected
         assert_holds(writable, 0, {7: 0})
