@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -13,7 +14,7 @@ from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import FinishReason
-from runtime_svc.engine.scheduler.scheduler import Scheduler
+from runtime_svc.engine.scheduler.scheduler import MAX_COUNTED_ADAPTERS, Scheduler
 from runtime_svc.errors import LoadQuarantined, WeightsQuarantined
 
 #: What vLLM calls the reasons for which sequences end.
@@ -32,6 +33,17 @@ def _read_finished(engine: Engine) -> Iterator[Sample]:
     for reason, count in engine.scheduler.statistics.finished.items():
         counts[_VLLM_REASONS[reason]] += count
     return (((reason,), count) for reason, count in counts.items())
+
+
+def _read_adapters(engine: Engine) -> Iterator[Sample]:
+    """The labels of vLLM, from which routers choose a runtime whose slots have an adapter already."""
+    scheduler = engine.scheduler
+    if scheduler.adapters.num_slots:
+        running, waiting = (
+            sorted({one.adapter.name for one in requests if one.adapter is not None})[:MAX_COUNTED_ADAPTERS]
+            for requests in (scheduler.running, scheduler.waiting)
+        )
+        yield (str(scheduler.adapters.num_slots), ",".join(running), ",".join(waiting)), time.time()
 
 
 #: Metrics of each deployment that has an engine: name, kind, help, and its value.
@@ -124,6 +136,18 @@ _VALUES: Final[tuple[tuple[str, str, str, Callable[[Scheduler], float | Histogra
         "Requests that were refused because ranks had been lost over their prompts",
         lambda one: one.statistics.quarantined_requests,
     ),
+    (
+        "kiln:adapter_slots_in_use",
+        "gauge",
+        "Slots of the ranks that hold an adapter",
+        lambda one: one.adapters.num_used_slots,
+    ),
+    (
+        "kiln:adapter_writes",
+        "counter",
+        "How often an adapter was written into a slot of the ranks",
+        lambda one: one.statistics.adapter_writes,
+    ),
     ("kiln:rank_restarts", "counter", "How often dead ranks were replaced", lambda one: one.statistics.rank_restarts),
 )
 
@@ -188,6 +212,24 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             "Requests that have ended, by reason",
             ("model_name", "finished_reason"),
             lambda: of_engines(_read_finished),
+        ),
+        MetricRow(
+            "vllm:lora_requests_info",
+            "gauge",
+            "Adapters of running and of waiting requests, at the time that is the value, in seconds",
+            ("model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            lambda: of_engines(_read_adapters),
+        ),
+        MetricRow(
+            "kiln:adapter_requests",
+            "counter",
+            "Requests that have started with an adapter, by its name",
+            ("model_name", "adapter"),
+            lambda: of_engines(
+                lambda engine: [
+                    ((name,), count) for name, count in engine.scheduler.statistics.adapter_requests.items()
+                ]
+            ),
         ),
         MetricRow(
             "kiln:sessions",

@@ -78,6 +78,11 @@ class AdapterSlots:
         self._num_uses = 0
 
     @property
+    def num_slots(self) -> int:
+        """Adapters that the ranks hold at once."""
+        return len(self._slots)
+
+    @property
     def num_used_slots(self) -> int:
         """Slots that hold an adapter."""
         return sum(loaded is not None for loaded in self._slots)

@@ -23,6 +23,10 @@ from runtime_svc.engine.scheduler.policy import AlternatingSteps
 #: room for a few.
 MAX_CANDIDATES: Final = 32
 
+#: Callers choose the names of adapters, and a metric that had all of them would grow without end.
+MAX_COUNTED_ADAPTERS: Final = 64
+OTHER_ADAPTERS: Final = "other"
+
 #: Upper bounds in seconds. Those of vLLM for the same metrics, so that its boards and rules fit.
 FIRST_TOKEN_BOUNDS_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -74,6 +78,14 @@ class EngineStatistics:
         self.rank_restarts = 0
         #: Adapters that were written into slots.
         self.adapter_writes = 0
+        #: Requests that have started, by the names of their adapters: by those of the first `MAX_COUNTED_ADAPTERS`, and
+        #: `OTHER_ADAPTERS` for the rest.
+        self.adapter_requests: Counter[str] = Counter()
+
+    def count_adapter(self, name: str) -> None:
+        """Counts a request that starts with an adapter."""
+        is_counted = name in self.adapter_requests or len(self.adapter_requests) < MAX_COUNTED_ADAPTERS
+        self.adapter_requests[name if is_counted else OTHER_ADAPTERS] += 1
 
 
 class Scheduler:
@@ -221,6 +233,8 @@ class Scheduler:
             self._waiting.remove(request)
             self._running[request] = None
             self.adapters.pin(request)
+            if request.adapter is not None:
+                self.statistics.count_adapter(request.adapter.name)
             request.num_cached_tokens = row.num_cached
             if self.kv.caches_prefixes or request.session is not None:
                 self.statistics.looked_up_tokens += request.num_tokens
