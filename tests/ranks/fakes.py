@@ -109,6 +109,7 @@ class FakeRanks:
         self.writes: list[tuple[int, int]] = []
         self.write_gate = asyncio.Event()
         self.write_gate.set()
+        self.write_failures: list[Exception] = []
         self.step_s = 0.0
         #: What ranks say that a step took, by its tag; others say how long it did take.
         self.told_s: dict[str, float] = {}
@@ -220,6 +221,8 @@ class FakeRanks:
     async def write(self, weight_set: str, index: int, paths_by_rank: Mapping[int, Path]) -> None:
         await self.check(weight_set, paths_by_rank)
         await self._alive(self.write_gate.wait())
+        if self.write_failures:
+            raise self.write_failures.pop(0)
         assert not self.is_running
         assert index < self.manifest.num_adapter_slots
         self.adapters[index] = int(paths_by_rank[0].read_text())

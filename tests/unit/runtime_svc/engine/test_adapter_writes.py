@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bundle.errors import ResourcesShort
 from execution.errors import RankDied, WeightsInvalid
 from runtime_svc.engine.adapters import LoadedAdapter
 from runtime_svc.engine.engine import EngineState
@@ -63,7 +64,9 @@ async def test_each_row_has_the_adapter_that_its_request_names(start_engine: Sta
     assert harness.engine.scheduler.statistics.adapter_writes == len(harness.ranks.writes)
 
 
-async def test_what_is_in_its_slot_is_not_written_again(start_engine: StartEngine, tmp_path: Path) -> None:
+async def test_what_is_in_its_slot_is_not_written_again(
+    start_engine: StartEngine, tmp_path: Path, *, is_async: bool
+) -> None:
     harness = await start_engine(num_adapter_slots=2)
     load_all(harness, tmp_path)
     await asyncio.gather(*(generate(harness, [number], key) for number, key in enumerate("ab ab a", 3) if key != " "))
@@ -71,6 +74,10 @@ async def test_what_is_in_its_slot_is_not_written_again(start_engine: StartEngin
     await generate(harness, [5])
     await generate(harness, [5], "b")
     assert len(harness.ranks.writes) == 2
+    # Such steps are called as if there were no adapters.
+    begun = len(harness.ranks.steps)
+    await generate(harness, [5], "b", 12)
+    assert sum(step.depends_on_previous for step in harness.ranks.steps[begun:]) == 10 * is_async
     await generate(harness, [5], "c")
     assert harness.ranks.writes[2:] == [(0, 30)], "one slot of one adapter"
 
@@ -104,10 +111,11 @@ async def test_what_happens_while_ranks_write(start_engine: StartEngine, tmp_pat
         PROMPT,
         request_id="first",
         adapter=engine.find_adapter("a"),
-        deadline_s=0.01 if what == "deadline" else None,
+        deadline_s=0.1 if what == "deadline" else None,
         max_new_tokens=12,
     )
-    await wait_until(lambda: engine.scheduler.num_running == 1)
+    # A slow host may have reached the deadline already.
+    await wait_until(lambda: engine.scheduler.num_running == 1 or first.finished is not None)
     if what == "close":
         first.close()
     elif what == "abort":
@@ -150,6 +158,19 @@ async def test_an_adapter_whose_file_is_gone_ends_its_requests_alone(
     path.write_text("10")
     await generate(harness, [7], "a")
     assert engine.state is EngineState.READY
+
+
+async def test_ranks_that_lack_memory_for_a_file_serve_on(start_engine: StartEngine, tmp_path: Path) -> None:
+    harness = await start_engine(num_adapter_slots=1)
+    load_all(harness, tmp_path)
+    await generate(harness, [5], "a")
+    harness.ranks.write_failures = [ResourcesShort("memory", "rank 0 maps no file", 1.0)]
+    events = await collect(harness.submit([5], adapter=harness.engine.find_adapter("b")))
+    assert isinstance(finished_of(events).finish.error, AdapterUnwritable)
+    assert harness.engine.scheduler.adapters.num_used_slots == 0
+    for key in "ab":
+        await generate(harness, [5], key)
+    assert harness.ranks.writes == [(0, 10), (0, 10), (0, 20)]
 
 
 async def test_ranks_that_are_lost_while_they_write_are_written_anew(start_engine: StartEngine, tmp_path: Path) -> None:
