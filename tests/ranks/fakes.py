@@ -271,7 +271,7 @@ class FakeRanks:
         held = [position for position, (block, _) in enumerate(writes, start) if block == len(self._kv) - 1]
         assert not held or blocks[0] == len(self._kv) - 1 or COMPUTED_CONTEXT in executable.flags, "nothing reads them"
         own = [self._read(blocks, at, own_bias) if at in held else token for at, token in enumerate(tokens, start)]
-        return self._next(step, row, [*earlier, *own], own_bias)
+        return self._next(step, row, [*earlier, *own])
 
     def _find_bias(self, step: Step, row: int) -> int:
         """The bias of the weights and of the row's adapter."""
@@ -324,11 +324,11 @@ class FakeRanks:
         # Off by some prime if it is another position's, and by what changed if it is of other weights.
         return int(token + 7919 * (own_position - position) + bias - own_bias)
 
-    def _next(self, step: Step, row: int, tokens: Sequence[int], bias: int) -> int:
+    def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
         noise = 0
         if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
             noise = int(step.inputs["rand"][row] * 1000)
-        return (sum(tokens) + bias + noise) % VOCAB_SIZE
+        return (sum(tokens) + self._find_bias(step, row) + noise) % VOCAB_SIZE
 
 
 def _logits(tokens: Sequence[int]) -> memoryview[float]:
