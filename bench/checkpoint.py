@@ -42,7 +42,8 @@ def write_checkpoint(path: Path, workload: Workload) -> None:
         scaled = path.with_name(f"{path.name}{SCALED}")
         shutil.copytree(path, scaled)
         _add_cache_scales(scaled / "model.safetensors", workload.model["num_hidden_layers"])
-    for number in range(max(one.num_adapters for one in workload.bare_engines.values())):
+    num_adapters = max(one.num_adapters for one in workload.bare_engines.values())
+    for number in range(num_adapters or min(1, workload.registered)):
         _write_adapter(path, path.with_name(f"{path.name}{ADAPTERS}") / str(number))
 
 

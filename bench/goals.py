@@ -194,6 +194,9 @@ def _swap_goals(workload: Workload) -> Iterator[_Row]:
 
 def _service_goals(workload: Workload) -> Iterator[_Row]:
     if workload.format != PLAIN:
+        for batch in workload.batches if workload.registered else ():
+            title = f"through gRPC, {count_streams(batch)}, beside {workload.registered} adapters, times without"
+            yield _Row(title, (f"registered.{batch}",), float, 1.01, at_least=False)
         for batch in workload.batches:
             names = (f"bare.decode.{batch}", f"served.decode.{batch}")
             yield _Row(f"through gRPC, {count_streams(batch)}, of bare", names, truediv, _LEAST_SERVED_SHARE)

@@ -74,6 +74,7 @@ class Workload:
         prefix: Prompts that begin alike, with and without a cache of prefixes; None leaves it out.
         stepwise: Those of `batches` that are decoded without async scheduling, too.
         is_served: Whether streams through gRPC are measured, too, or bare executables alone.
+        registered: Adapters that are loaded under names which no stream has, to measure the streams once more.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Workload:
     prefix: SharedPrefix | None = None
     stepwise: tuple[int, ...] = ()
     is_served: bool = True
+    registered: int = 0
     num_threads: int = 2
 
     @property
@@ -309,6 +311,12 @@ def _decode_caches(workload: Workload, length: int) -> Workload:
     )
 
 
+def _serve(workload: Workload, format_: str) -> Workload:
+    batches = (workload.batches[0], workload.batches[-1])
+    name = f"{workload.name}-{format_}-served"
+    return replace(workload, name=name, format=format_, batches=batches, prompts=(), raced=(), is_served=True)
+
+
 def _vary_formats(workload: Workload, *, cache_length: int) -> tuple[Workload, ...]:
     """A bare workload in each format of weights, beside its peers; in each dtype; with each format of caches; and
     through gRPC in int8.
@@ -327,15 +335,8 @@ def _vary_formats(workload: Workload, *, cache_length: int) -> tuple[Workload, .
             raced=(workload.raced[0], workload.raced[-1]),
             variants=(PLAIN, "adapters-idle"),
         ),
-        replace(
-            workload,
-            name=f"{workload.name}-int8-served",
-            format="int8",
-            batches=(workload.batches[0], workload.batches[-1]),
-            prompts=(),
-            raced=(),
-            is_served=True,
-        ),
+        _serve(workload, "int8"),
+        replace(_serve(workload, "adapters-idle"), registered=1000),
     )
 
 

@@ -18,7 +18,7 @@ from bench.other_load import OtherLoad
 from bench.peers import PEERS
 from bench.plan import BARE, PREFILL, PREFIXES, SWAP, Workload, decode_bundle, prefill_bundle
 from bench.profile import profile
-from bench.services import compile_bundle, deployed, measure_streams, running_services, swap_weights
+from bench.services import compile_bundle, deployed, load_adapters, measure_streams, running_services, swap_weights
 from bench.switches import SwitchedServers
 from bench.tables import count_streams
 from bench.worker import Worker
@@ -182,11 +182,15 @@ class Run:
             measured.attempt(f"{what}, through gRPC"),
             deployed(self._services, self._digests[name], workload.num_threads),
         ):
-            self._measure_served(batch)
+            step_s = self._measure_served(batch)
+            if workload.registered:
+                load_adapters(self._services, self._digests[name], self._model, workload.registered)
+                again = measure_streams(self._clients, self._services, workload, batch)
+                measured.add(f"registered.{batch}", again["step_s"] / step_s)
             if batch == workload.batches[0]:
                 measured.add("pause", swap_weights(self._services, self._digests[name]))
 
-    def _measure_served(self, batch: int) -> None:
+    def _measure_served(self, batch: int) -> float:
         measured = self.measured
         answer = measure_streams(self._clients, self._services, self._workload, batch)
         measured.add(f"served.decode.{batch}", answer["step_s"])
@@ -195,6 +199,7 @@ class Run:
             measured.add(f"{process}.{batch}", answer[f"{process}_cpu_s"])
         measured.pool(f"first.{batch}", answer["firsts"])
         measured.pool(f"gap.{batch}", answer["gaps"])
+        return float(answer["step_s"])
 
     def _measure_prefill(self, tokens: int) -> None:
         what, steps = f"prefill of {tokens} tokens", self._workload.count_prefills(tokens)

@@ -17,6 +17,7 @@ import psutil
 from kiln_client import Compiler, Runtime, compile_request
 from kiln_client.errors import NotFound
 
+from bench.peers import ADAPTERS
 from bench.plan import Workload
 from bench.worker import Worker
 
@@ -139,6 +140,14 @@ def swap_weights(server: Server, digest: str) -> float:
     """Loads a bundle's weights into DEPLOYMENT; returns the seconds in which it ran no step."""
     with Runtime(server.runtime) as runtime:
         return runtime.load_weights(DEPLOYMENT, digest).pause_duration.ToTimedelta().total_seconds()
+
+
+def load_adapters(server: Services, digest: str, model: Path, count: int) -> None:
+    """Loads an adapter of a bundle's model into DEPLOYMENT under so many names."""
+    with Compiler(server.compiler) as compiler, Runtime(server.runtime) as runtime:
+        adapter = compiler.shard_adapter("adapter", f"{model}{ADAPTERS}/0", digest).digest
+        for number in range(count):
+            runtime.load_adapter(DEPLOYMENT, adapter, name=f"adapter-{number}")
 
 
 def measure_streams(clients: Worker, server: Server, workload: Workload, streams: int) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def measure_formats(figures: dict[str, float]) -> Measurements:
     return measured
 
 
-INT8, INT4, DTYPES, CACHES, ADAPTERS, SERVED = QUICK_FORMATS
+INT8, INT4, DTYPES, CACHES, ADAPTERS, SERVED, REGISTERED = QUICK_FORMATS
 
 
 def test_quantized_weights_are_compared_with_the_better_peer_and_with_the_bandwidth_of_their_own_bytes() -> None:
@@ -188,6 +188,13 @@ def test_quantized_weights_are_compared_through_grpc_with_the_bare_executable() 
     _, one, four = goals
     assert (one.name, one.figure, one.is_met) == ("through gRPC, 1 stream, of bare", pytest.approx(0.9), True)
     assert (four.name, four.figure) == ("through gRPC, 4 streams, of bare", None)
+
+
+def test_adapters_that_no_stream_has_cost_the_streams_little() -> None:
+    goals = list_goals(measure_formats({"registered.1": 1.02, "registered.4": 1.005}), REGISTERED, PARAMETERS)
+    one, four, *_ = goals
+    assert (one.name, one.is_met) == ("through gRPC, 1 stream, beside 1000 adapters, times without", False)
+    assert four.is_met
 
 
 def test_a_page_of_formats_shows_each_with_what_it_reads() -> None:
