@@ -93,6 +93,7 @@ def _describe(layout: Layout, digest: str) -> dict[str, Any]:
         "target": f"{bundle.manifest.target.kind}/{bundle.manifest.target.isa}",
         "has_executables": bundle.manifest.has_executables,
         "has_weights": bundle.manifest.has_weights,
+        "adapters": [adapter.name for adapter in bundle.manifest.adapters],
         "referrers": [{"digest": one.digest, "type": one.artifact_type} for one in list_referrers(layout, digest)],
     }
 

@@ -10,8 +10,9 @@ from bundle.abi.outputs import outputs_of
 from bundle.abi.state import AXES
 from bundle.abi.tensor import AbiTensor
 from bundle.errors import ManifestInvalid
-from bundle.manifest import Executable, Manifest, WeightSet
+from bundle.manifest import BundledAdapter, Executable, Manifest, WeightSet, WeightShard
 from bundle.neff_consistency import find_neff_problems
+from bundle.reference import ACCEPTED_ADAPTER_NAME, is_adapter_name
 
 
 def check_consistency(manifest: Manifest, *, digest: str = "") -> None:
@@ -24,11 +25,14 @@ def _find_problems(manifest: Manifest) -> Iterator[str]:
     yield from _find_duplicates("executables", [executable.tag for executable in manifest.executables])
     yield from _find_duplicates("weight_sets", [weight_set.name for weight_set in manifest.weight_sets])
     yield from _find_duplicates("state.tensors", [tensor.name for tensor in manifest.state.tensors])
-    if not manifest.executables and not any(shard.blob is not None for shard in manifest.shards()):
-        yield "the bundle has neither executables nor weights"
+    yield from _find_duplicates("adapters", [adapter.name for adapter in manifest.adapters])
+    if not manifest.executables and all(shard.blob is None for shard in manifest.written_shards()):
+        yield "the bundle has neither executables nor weights nor adapters"
     yield from _find_state_problems(manifest)
     for weight_set in manifest.weight_sets:
         yield from _find_weight_set_problems(weight_set, manifest.tp_degree)
+    for adapter in manifest.adapters:
+        yield from _find_adapter_problems(adapter, manifest)
     for executable in manifest.executables:
         yield from _find_executable_problems(executable, manifest)
     yield from _find_ring_problems(manifest)
@@ -77,9 +81,7 @@ def _find_ring_problems(manifest: Manifest) -> Iterator[str]:
 
 def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator[str]:
     path = f"weight_sets[{weight_set.name}]"
-    ranks = sorted(shard.rank for shard in weight_set.shards)
-    if ranks != list(range(tp_degree)):
-        yield f"{path} has shards of ranks {ranks} at tp {tp_degree}"
+    yield from _find_shard_problems(path, weight_set.shards, tp_degree)
     if len({shard.blob is None for shard in weight_set.shards}) > 1:
         yield f"{path} has shards with blob and shards without"
     if weight_set.is_mutable and any(shard.blob is not None for shard in weight_set.shards):
@@ -89,11 +91,32 @@ def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator
     if weight_set.is_mutable and (len(entries) != 1 or entries == {()}):
         sizes = ", ".join(sorted(str(list(size)) for size in entries)) or "no tensors"
         yield f"{path} is mutable with first axes of {sizes}; accepted: the same number for all tensors"
-    for shard in weight_set.shards:
+
+
+def _find_shard_problems(path: str, shards: tuple[WeightShard, ...], tp_degree: int) -> Iterator[str]:
+    ranks = sorted(shard.rank for shard in shards)
+    if ranks != list(range(tp_degree)):
+        yield f"{path} has shards of ranks {ranks} at tp {tp_degree}"
+    for shard in shards:
         if (shard.blob is None) != (shard.size_bytes == 0):
             blob = "no blob" if shard.blob is None else "a blob"
             yield f"{path}.shards[{shard.rank}] has {blob} and {shard.size_bytes} bytes"
         yield from _find_duplicates(f"{path}.shards[{shard.rank}].tensors", [tensor.name for tensor in shard.tensors])
+
+
+def _find_adapter_problems(adapter: BundledAdapter, manifest: Manifest) -> Iterator[str]:
+    path = f"adapters[{adapter.name}]"
+    if not is_adapter_name(adapter.name):
+        yield f"{path} has a name that no request can give; accepted: {ACCEPTED_ADAPTER_NAME}"
+    yield from _find_shard_problems(path, adapter.shards, manifest.tp_degree)
+    if any(shard.blob is None for shard in adapter.shards):
+        yield f"{path} has shards without blob"
+    # What a bundle of an adapter alone has must fit the slots of another bundle; its graph ABI digest says which.
+    slots = {shard.rank: set(shard.entry().tensors) for shard in manifest.shards(mutable=True)}
+    for shard in adapter.shards if manifest.executables or manifest.weight_sets else ():
+        if unlike := set(shard.tensors) ^ slots.get(shard.rank, set()):
+            names = ", ".join(sorted({tensor.name for tensor in unlike}))
+            yield f"{path}.shards[{shard.rank}] differs in {names}; accepted: the tensors of a slot of the mutable set"
 
 
 def _find_executable_problems(executable: Executable, manifest: Manifest) -> Iterator[str]:

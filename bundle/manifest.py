@@ -131,6 +131,11 @@ class WeightShard(_Record, frozen=True):
     size_bytes: int
     tensors: tuple[WeightTensor, ...]
 
+    def entry(self) -> Self:
+        """What a file of one entry of a mutable set holds for the rank: its tensors without their first axis."""
+        tensors = tuple(msgspec.structs.replace(one, shape=one.shape[1:]) for one in self.tensors)
+        return msgspec.structs.replace(self, tensors=tensors)
+
 
 #: The weight set of the model itself, which LoadWeights replaces.
 MODEL_WEIGHTS: Final = "model"
@@ -327,6 +332,10 @@ class Manifest(_Record, frozen=True):
         """Yields the shards of every rank and weight set: of those that are mutable, or else of all others."""
         return (shard for one in self.weight_sets if one.is_mutable is mutable for shard in one.shards)
 
+    def written_shards(self) -> Iterator[WeightShard]:
+        """Yields the shards that files may have: those of all sets that are not mutable, and of adapters."""
+        return chain(self.shards(), *(adapter.shards for adapter in self.adapters))
+
     def executables_of(self, submodel: SubmodelName) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
         return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))
@@ -354,8 +363,7 @@ class Manifest(_Record, frozen=True):
 
     def blobs(self) -> frozenset[str]:
         """Returns the digests of all blobs that the manifest names."""
-        written = chain(self.shards(), *(adapter.shards for adapter in self.adapters))
-        shards = (shard.blob for shard in written if shard.blob is not None)
+        shards = (shard.blob for shard in self.written_shards() if shard.blob is not None)
         files = (file.blob for file in self.tokenizer.files) if self.tokenizer else ()
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 

@@ -13,6 +13,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"v([1-9][0-9]{0,8})")
 _VERSION_LIKE: Final = re.compile(r"v[0-9]+")
 _VERSION_ENDING: Final = re.compile(r".*-v[0-9]+")
+_ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 ACCEPTED_REF: Final = "NAME, NAME:vN, NAME@ALIAS or sha256:HEX"
 ACCEPTED_NAME: Final = (
@@ -23,6 +24,7 @@ ACCEPTED_ALIAS: Final = (
     "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not of the form vN, and not ending in "
     "-vN, because NAME-vN is the tag of NAME:vN"
 )
+ACCEPTED_ADAPTER_NAME: Final = "1 to 128 letters, digits, '.', '_', '-', '/' and ':'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +98,8 @@ def is_name(text: str) -> bool:
 def is_alias(text: str) -> bool:
     """Whether `text` is an alias. Text that looks like a version is not."""
     return _NAME.fullmatch(text) is not None and _VERSION_LIKE.fullmatch(text) is None
+
+
+def is_adapter_name(text: str) -> bool:
+    """Whether requests can call an adapter so."""
+    return _ADAPTER_NAME.fullmatch(text) is not None

@@ -118,12 +118,12 @@ def read_bundle(layout: Layout, digest: str) -> Bundle:
 
 
 def check_layers(image: ImageManifest, manifest: Manifest, digest: str) -> None:
-    """Checks that every blob of a manifest is a layer, and every weight shard as large as the manifest says."""
+    """Checks that every blob of a manifest is a layer, and every shard as large as the manifest says."""
     sizes = {layer.digest: layer.size_bytes for layer in image.layers}
     missing = manifest.blobs() - sizes.keys()
     if missing:
         raise ManifestInvalid(f"blob {min(missing)} is named, but is no layer of the image", digest)
-    for shard in manifest.shards():
+    for shard in manifest.written_shards():
         if shard.blob is not None and shard.size_bytes != sizes[shard.blob]:
             raise ManifestInvalid(
                 f"weights of rank {shard.rank} are said to have {shard.size_bytes} bytes; "

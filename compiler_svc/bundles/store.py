@@ -274,10 +274,11 @@ class BundleStore:
 
 
 def contents_of(bundle: Bundle) -> Contents:
-    """Whether a bundle has executables, weights or both."""
-    if not bundle.manifest.has_executables:
-        return "weights"
-    return "full" if bundle.manifest.has_weights else "executables"
+    """Whether a bundle has executables, weights or both, or adapters alone."""
+    manifest = bundle.manifest
+    if not manifest.has_executables:
+        return "weights" if manifest.has_weights else "adapter"
+    return "full" if manifest.has_weights else "executables"
 
 
 class _GoldenRecord(msgspec.Struct, frozen=True):

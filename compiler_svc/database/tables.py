@@ -145,7 +145,7 @@ class VersionRow(Base):
     size_bytes: Mapped[int]
     graph_abi_digest: Mapped[str]
     create_time_ns: Mapped[int]
-    #: The bundle's contents: "full", "executables" or "weights".
+    #: The bundle's contents: "full", "executables", "weights" or "adapter".
     contents: Mapped[str] = mapped_column(server_default="full", default="full")
     #: What the bundle was made from: a checkpoint's path below its model root. None in rows of schema 3, and unknown.
     source: Mapped[str | None]

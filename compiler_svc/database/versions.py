@@ -22,7 +22,7 @@ from compiler_svc.errors import AliasChanged, AliasIncompatible, AliasNotFound, 
 #: How many versions and aliases an error lists.
 MAX_LISTED: Final = 8
 #: The parts that a bundle has.
-Contents = Literal["full", "executables", "weights"]
+Contents = Literal["full", "executables", "weights", "adapter"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -91,7 +90,7 @@ def _identify(path: Path) -> tuple[int, ...] | None:
         found = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return map_weights(path, shard.entry())
 
 
 def find_shard(weight_set: WeightSet, rank: int) -> WeightShard:

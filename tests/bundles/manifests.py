@@ -16,6 +16,7 @@ from bundle.abi.tensor import Symbols
 from bundle.manifest import (
     ABI_VERSION,
     ADAPTER_WEIGHTS,
+    BundledAdapter,
     Executable,
     Limits,
     Manifest,
@@ -200,3 +201,22 @@ def with_mutable_set(
     )
     made = WeightSet(name=ADAPTER_WEIGHTS, shards=shards, is_mutable=True)
     return msgspec.structs.replace(manifest, weight_sets=(*manifest.weight_sets, made))
+
+
+def with_adapter(manifest: Manifest, name: str = "one", **changes: Any) -> Manifest:
+    """The bundle with an adapter of float32 tensors [2] and [8, 2] on each rank; changes are to the first shard."""
+    tensors = tuple(
+        WeightTensor(name=str(one), dtype="float32", shape=shape) for one, shape in enumerate([(2,), (8, 2)])
+    )
+    shards = [
+        WeightShard(rank=rank, blob=f"sha256:{rank + 1:064x}", size_bytes=72, tensors=tensors)
+        for rank in range(manifest.tp_degree)
+    ]
+    shards[0] = msgspec.structs.replace(shards[0], **changes)
+    adapter = BundledAdapter(name=name, digest=DIGEST, shards=tuple(shards))
+    return msgspec.structs.replace(manifest, adapters=(*manifest.adapters, adapter))
+
+
+def only_adapter(manifest: Manifest, name: str = "one") -> Manifest:
+    """The bundle of an adapter for the executables of another one."""
+    return msgspec.structs.replace(with_adapter(manifest, name), executables=(), weight_sets=(), tokenizer=None)

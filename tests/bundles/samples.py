@@ -23,7 +23,7 @@ from bundle.store.layout import Layout
 from bundle.store.oci import IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
 from bundle.store.writer import BundleWriter
 from targets.cpu import AOTI
-from tests.bundles.manifests import make_executable, make_manifest, make_state
+from tests.bundles.manifests import make_executable, make_manifest, make_state, only_adapter
 
 #: Every file of the sample bundle: title, media type, bytes.
 FILES = (
@@ -104,6 +104,22 @@ def publish_sample(
     writer = BundleWriter(layout)
     add_sample_files(writer, contents)
     return writer.publish(sample_manifest(version=version, contents=contents), ref_name=ref_name)
+
+
+def publish_adapter(layout: Layout, name: str = "one", **changes: object) -> str:
+    """Publishes an adapter for the sample bundle; returns the digest of the bundle that has nothing else. `changes` are
+    to what the manifest says of each rank's file.
+    """
+    writer, manifest = BundleWriter(layout), only_adapter(sample_manifest(), name)
+    (adapter,) = manifest.adapters
+    shards = []
+    for shard in adapter.shards:
+        data, title = f"{name} of rank {shard.rank}".encode(), f"adapters/{name}.tp{shard.rank}.safetensors"
+        blob = writer.add_blob(data, WEIGHTS_TYPE, title)
+        described = {"blob": blob.digest, "size_bytes": blob.size_bytes}
+        shards.append(msgspec.structs.replace(shard, **described | changes))
+    adapter = msgspec.structs.replace(adapter, shards=tuple(shards))
+    return writer.publish(msgspec.structs.replace(manifest, adapters=(adapter,)))
 
 
 def put_chunks(layout: Layout, data: bytes, chunk_size_bytes: int) -> StoredBlob:

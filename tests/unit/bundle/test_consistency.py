@@ -7,7 +7,7 @@ from bundle.abi.state import BLOCK_AXES
 from bundle.consistency import check_consistency
 from bundle.errors import ManifestInvalid
 from bundle.manifest import ConstantBinding, Manifest, TensorSpec, WeightTensor
-from tests.bundles.manifests import DIGEST, with_mutable_set
+from tests.bundles.manifests import DIGEST, only_adapter, with_adapter, with_mutable_set
 from tests.bundles.samples import sample_manifest
 
 replace = msgspec.structs.replace
@@ -65,6 +65,8 @@ def with_heads(manifest: Manifest, *heads: tuple[int, ...]) -> Manifest:
 
 SPEC = TensorSpec(name="x", dtype="int32", shape=())
 BINDING = ConstantBinding(name="p", weight_set="model", tensor="lm_head.weight")
+#: What the adapter of `with_adapter` takes.
+SLOTS = ((3, 2), (3, 8, 2))
 OTHER_TENSOR = (WeightTensor(name="other", dtype="float32", shape=()),)
 
 
@@ -78,8 +80,20 @@ OTHER_TENSOR = (WeightTensor(name="other", dtype="float32", shape=()),)
         (lambda m: change_tensor(m, window=9), True, True),
         (lambda m: with_spare_positions(m, m.limits.max_length + 1), True, True),
         (lambda m: with_mutable_set(m, (3, 8, 2), (3,)), True, True),
+        (lambda m: with_adapter(with_adapter(with_mutable_set(m, *SLOTS)), "owner/Two:1"), True, True),
+        (only_adapter, False, False),
     ],
-    ids=["full", "executables", "weights", "padded heads", "ring", "spare positions", "mutable set"],
+    ids=[
+        "full",
+        "executables",
+        "weights",
+        "padded heads",
+        "ring",
+        "spare positions",
+        "mutable set",
+        "adapters",
+        "adapter alone",
+    ],
 )
 def test_contents_may_be_executables_or_weights_or_both(
     change: Callable[[Manifest], Manifest], has_executables: bool, has_weights: bool
@@ -97,7 +111,7 @@ def test_contents_may_be_executables_or_weights_or_both(
         (lambda m: change_state(m, tensors=m.state.tensors * 2), r"state\.tensors has 2 entries named 'k_cache\.0'"),
         (lambda m: change_shard(m, tensors=OTHER_TENSOR * 2), r"\[model\]\.shards\[0\]\.tensors has 2 entries"),
         (lambda m: change_tensor(m, axes=("slot",)), r"state\.tensors\[k_cache\.0\] has 1 axes and 4 dimensions"),
-        (lambda m: replace(drop_weights(m), executables=()), "neither executables nor weights"),
+        (lambda m: replace(drop_weights(m), executables=()), "neither executables nor weights nor adapters"),
         (lambda m: replace(m, executables=(), weight_sets=()), "neither executables nor weights"),
         (lambda m: change_shard(m, blob=None, size_bytes=0), r"weight_sets\[model\] has shards with blob and shards"),
         (lambda m: change_shard(drop_weights(m), size_bytes=7), r"\[model\]\.shards\[0\] has no blob and 7 bytes"),
@@ -110,6 +124,17 @@ def test_contents_may_be_executables_or_weights_or_both(
         (
             with_mutable_set,
             r"\[adapters\] is mutable with first axes of no tensors; accepted: the same number",
+        ),
+        (lambda m: with_adapter(only_adapter(m)), r"adapters has 2 entries named 'one'"),
+        (lambda m: with_adapter(only_adapter(m), "a b"), r"adapters\[a b\] has a name .*; accepted: 1 to 128 letters"),
+        (lambda m: with_adapter(only_adapter(m), "two", rank=1), r"\[two\] has shards of ranks \[1, 1\] at tp 2"),
+        (lambda m: with_adapter(only_adapter(m), "two", blob=None, size_bytes=0), r"\[two\] has shards without blob"),
+        (lambda m: with_adapter(only_adapter(m), "two", size_bytes=0), r"\[two\]\.shards\[0\] has a blob and 0 bytes"),
+        (lambda m: with_adapter(only_adapter(m), "two", tensors=OTHER_TENSOR * 2), r"tensors has 2 entries named"),
+        (with_adapter, r"adapters\[one\]\.shards\[0\] differs in 0, 1; accepted: the tensors of a slot"),
+        (
+            lambda m: with_adapter(with_mutable_set(m, (3, 2), (3, 8, 4))),
+            r"adapters\[one\]\.shards\[0\] differs in 1; accepted: the tensors of a slot of the mutable set",
         ),
         (lambda m: change_shard(m, size_bytes=0), r"\[model\]\.shards\[0\] has a blob and 0 bytes"),
         (lambda m: with_heads(m, (0,), (-2,)), r"state\.kv_heads_by_rank\[1\] is \[-2\]; accepted: heads from 0"),

@@ -9,7 +9,7 @@ from bundle.abi.tensor import DTYPES, DType
 from bundle.errors import AbiUnsupported, ManifestInvalid
 from bundle.manifest import GenerationDefaults, Serving
 from bundle.manifest_parser import parse_manifest
-from tests.bundles.manifests import with_mutable_set
+from tests.bundles.manifests import only_adapter, with_mutable_set
 from tests.bundles.samples import DIGESTS, sample_manifest
 
 
@@ -59,6 +59,8 @@ def test_names_every_blob() -> None:
     with_adapters = with_mutable_set(sample_manifest(), (3, 2))
     assert (with_adapters.blobs(), with_adapters.has_weights) == (set(DIGESTS.values()), True)
     assert [shard.rank for shard in with_adapters.shards(mutable=True)] == [0, 1]
+    adapted = parse_manifest(only_adapter(sample_manifest()).to_json())
+    assert adapted.blobs() == {f"sha256:{number:064x}" for number in (1, 2)}
     only_weights = parse_manifest(sample_manifest(contents="weights").to_json())
     assert only_weights.blobs() == {digest for title, digest in DIGESTS.items() if "executables" not in title}
 

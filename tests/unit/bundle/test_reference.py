@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from bundle.errors import RefInvalid
 from bundle.reference import (
     Reference,
+    is_adapter_name,
     is_alias,
     is_name,
     is_new_alias,
@@ -68,6 +69,11 @@ def test_what_is_no_reference_is_refused_with_what_would_be(text: str) -> None:
 )
 def test_new_names_and_aliases_do_not_end_as_tags_of_versions_do(text: str, is_one_of: set[Any]) -> None:
     assert {is_it for is_it in (is_name, is_alias, is_new_name, is_new_alias) if is_it(text)} == is_one_of
+
+
+def test_names_of_adapters_may_be_those_of_hubs() -> None:
+    assert all(map(is_adapter_name, ("a", "Owner/Name:v1.2_b-c", "..", "a" * 128)))
+    assert not any(map(is_adapter_name, ("", "a b", "a\n", "ä", "a" * 129)))
 
 
 @given(st.from_regex(r"[ab.-]{1,6}@[abv1-]{1,4}", fullmatch=True))

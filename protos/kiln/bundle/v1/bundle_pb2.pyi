@@ -35,6 +35,8 @@ class _BundleContentsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Bundle
     """Executables only: LoadBundle, which then waits for LoadWeights."""
     BUNDLE_CONTENTS_WEIGHTS: _BundleContents.ValueType  # 3
     """Weights only: LoadWeights."""
+    BUNDLE_CONTENTS_ADAPTER: _BundleContents.ValueType  # 4
+    """A LoRA adapter only: LoadAdapter."""
 
 class BundleContents(_BundleContents, metaclass=_BundleContentsEnumTypeWrapper):
     """BundleContents is what a bundle can be used for."""
@@ -47,6 +49,8 @@ BUNDLE_CONTENTS_EXECUTABLES: BundleContents.ValueType  # 2
 """Executables only: LoadBundle, which then waits for LoadWeights."""
 BUNDLE_CONTENTS_WEIGHTS: BundleContents.ValueType  # 3
 """Weights only: LoadWeights."""
+BUNDLE_CONTENTS_ADAPTER: BundleContents.ValueType  # 4
+"""A LoRA adapter only: LoadAdapter."""
 Global___BundleContents: _TypeAlias = BundleContents  # noqa: Y015
 
 class _GoldenCheck:

@@ -21,7 +21,15 @@ from bundle.store.layout import Layout
 from bundle.store.oci import BUNDLE_TYPE, IMAGE_MANIFEST_TYPE, INDEX_TYPE, MANIFEST_TYPE, TITLE
 from bundle.store.reader import MAX_IMAGE_MANIFEST_BYTES, open_bundle
 from bundle.store.verification import BlobVerifier
-from tests.bundles.samples import DIGESTS, FILES, Contents, publish_sample, sample_manifest, unlist_manifest
+from tests.bundles.samples import (
+    DIGESTS,
+    FILES,
+    Contents,
+    publish_adapter,
+    publish_sample,
+    sample_manifest,
+    unlist_manifest,
+)
 
 Json = dict[str, Any]
 
@@ -89,6 +97,11 @@ def test_blob_that_two_layers_share_counts_once(layout: Layout) -> None:
     document["layers"].append(document["layers"][-1] | {"annotations": {TITLE: "second name"}})
     bundle = open_bundle(layout, list_image(layout, encode(document)))
     assert bundle.size_bytes == sum(layout.stored(digest).size_bytes for digest in layout.list_blobs())
+
+
+def test_the_manifest_knows_the_sizes_of_adapters(layout: Layout) -> None:
+    with pytest.raises(ManifestInvalid, match="of rank 0 are said to have 1 bytes; the layer has 13"):
+        publish_adapter(layout, size_bytes=1)
 
 
 def test_whole_bundle_verifies_with_its_size_as_progress(layout: Layout, tmp_path: Path) -> None:

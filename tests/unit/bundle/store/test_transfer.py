@@ -10,7 +10,7 @@ from bundle.store.referrers import add_referrer, fallback_tag, list_referrers, r
 from bundle.store.removal import Needs, collect_garbage
 from bundle.store.transfer import Transfer, copy_bundle
 from bundle.store.verification import BlobVerifier
-from tests.bundles.samples import DIGESTS, FILES, publish_sample
+from tests.bundles.samples import DIGESTS, FILES, publish_adapter, publish_sample
 from tests.opened_files import record_opened_files
 
 WEIGHTS = DIGESTS["weights/tp1_sharded_checkpoint.safetensors"]
@@ -53,6 +53,18 @@ def test_a_copy_is_the_bundle(source: Layout, target: Layout) -> None:
     assert [entry.ref_name for entry in target.read_index().manifests] == ["prod"]
     assert (reported[0], reported[-1]) == ((0, size_bytes), (size_bytes, size_bytes))
     assert reported == sorted(reported)
+
+
+def test_an_adapter_moves_and_stays_as_all_bundles_do(source: Layout, target: Layout) -> None:
+    publish_sample(source)
+    digest = publish_adapter(source)
+    assert copy(source, target, digest).copied_blob_count == 4
+    publish_sample(target)
+    collect_garbage(target, lambda: Needs(bundles=frozenset({digest})))
+    bundle = open_bundle(target, digest)
+    bundle.verify(BlobVerifier(None))
+    assert [adapter.name for adapter in bundle.manifest.adapters] == ["one"]
+    assert set(target.list_blobs()) == {blob.digest for blob in bundle.blobs}
 
 
 def test_only_what_is_missing_moves(source: Layout, target: Layout) -> None:
