@@ -250,7 +250,18 @@ class GraphAbiMismatch(CompilerError, code="FAILED_PRECONDITION"):
 class ExecutablesMissing(CompilerError, code="FAILED_PRECONDITION"):
     """A bundle without executables, in a request that needs them."""
 
-    violation = FieldViolation("executables_ref", "{ref!r}", "a bundle with executables, not one of weights only")
+    violation = FieldViolation(
+        "executables_ref", "{ref!r}", "a bundle with executables, not one of weights or adapters only"
+    )
+    ref: str
+
+
+class AdaptersUnsupported(CompilerError, code="FAILED_PRECONDITION"):
+    """A bundle whose executables have no room for adapters, in a request that needs it."""
+
+    violation = FieldViolation(
+        "executables_ref", "{ref!r}", "a bundle that was compiled with neuron_config.lora_config"
+    )
     ref: str
 
 

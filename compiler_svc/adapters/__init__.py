@@ -1,4 +1,4 @@
 """Reads LoRA adapters as PEFT and NxD write them, fits them to a model, and writes each rank's part of them.
 
-`config` and `errors` need no torch. Must not know executables, the bundle's store or the service.
+`config`, `directory` and `errors` need no torch. Must not know executables, the bundle's store or the service.
 """

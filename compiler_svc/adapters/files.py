@@ -12,20 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bundle.errors import FieldViolation
-from bundle.host.reading import reading
 from bundle.host.shortage import find_shortage
-from compiler_svc.adapters.config import CONFIG_FILE, AdapterConfig, read_config
-from compiler_svc.adapters.errors import AdapterInvalid, AdapterNotFound
-from compiler_svc.weights.directory import CheckpointDirectory
-from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.adapters.config import AdapterConfig, read_config
+from compiler_svc.adapters.directory import AdapterFiles, find_files, reading_adapter
+from compiler_svc.adapters.errors import AdapterInvalid
 from compiler_svc.weights.pickle_files import check_state, unpickle
 
-#: Weight files of a directory in the order of preference.
-WEIGHT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 #: What NxD's file calls its configuration, among the tensors.
 _NXD_CONFIG: Final = "lora_config"
-_ACCEPTED: Final = f"a directory of PEFT with {CONFIG_FILE} and {' or '.join(WEIGHT_FILES)}, or a .pt file of NxD"
-_LASTING: Final = "files that can be read, and stay as they are"
 
 Kind = Literal["lora_A", "lora_B"]
 KINDS: Final[tuple[Kind, ...]] = ("lora_A", "lora_B")
@@ -77,17 +71,24 @@ def open_adapter(path: Path, *, roots: Sequence[Path] = ()) -> Adapter:
         path: A directory of PEFT, or a file of NxD's training.
         roots: Directories that must contain its files, after symbolic links are followed; empty allows any.
     """
-    with reading(lambda detail: AdapterInvalid(path, [FieldViolation(".", detail, _LASTING)])):
-        resolved = tuple(root.resolve() for root in roots)
-        try:
-            config, state = _open_file(path, resolved) if path.is_file() else _open_directory(path, resolved)
-        except CheckpointInvalid as error:
-            raise AdapterInvalid(path, error.violations) from error
+    files = find_files(path, roots=roots)
+    with reading_adapter(path):
+        config, state = _read_tensors(files)
         return Adapter(path, read_config(path, config), tuple(_pair(path, state)))
 
 
-def _open_file(path: Path, roots: tuple[Path, ...]) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
-    state = unpickle(CheckpointDirectory(path.parent, roots).file(path.name), path.parent)
+def _read_tensors(files: AdapterFiles) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
+    """The configuration of an adapter, and its tensors by their names."""
+    path, file = files.path, files.weights
+    if files.config is None:
+        return _read_nxd(path)
+    if file.suffix == ".safetensors":
+        return files.config, _map_tensors(file, path)
+    return files.config, check_state(unpickle(file, path), file, path)
+
+
+def _read_nxd(path: Path) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
+    state = unpickle(path, path.parent)
     config = state.pop(_NXD_CONFIG, None)
     if not isinstance(config, Mapping) or not all(
         isinstance(name, str) and not isinstance(value, torch.Tensor) for name, value in config.items()
@@ -96,18 +97,6 @@ def _open_file(path: Path, roots: tuple[Path, ...]) -> tuple[Mapping[str, Any], 
         accepted = "NxD's configuration of the adapter, as save_lora_config_adapter writes it"
         raise AdapterInvalid(path, [FieldViolation(_NXD_CONFIG, value, accepted)])
     return config, check_state(state, path, path.parent)
-
-
-def _open_directory(path: Path, roots: tuple[Path, ...]) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
-    directory = CheckpointDirectory(path, roots)
-    weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
-    if weights is None or not directory.has(CONFIG_FILE):
-        detail = "has no weights" if directory.has(CONFIG_FILE) else f"has no {CONFIG_FILE}"
-        raise AdapterNotFound(path, detail if path.is_dir() else "no such directory or file", _ACCEPTED)
-    config, file = directory.read_json(CONFIG_FILE), directory.file(weights)
-    if file.suffix == ".safetensors":
-        return config, _map_tensors(file, path)
-    return config, check_state(unpickle(file, path), file, path)
 
 
 def _map_tensors(file: Path, path: Path) -> dict[str, torch.Tensor]:

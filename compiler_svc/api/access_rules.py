@@ -41,6 +41,7 @@ RULES: Final[Rules] = MappingProxyType(
                 "Compile": _PUBLISH,
                 "PlanCompile": _PLAN,
                 "ShardWeights": _PUBLISH,
+                "ShardAdapter": _PUBLISH,
                 # It makes a directory of the model roots, which are everybody's, and replaces none.
                 "QuantizeWeights": _PLAN,
                 "WatchCompile": _OPERATION,

@@ -15,6 +15,7 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from compiler_svc.api.compiler_wire import (
+    adapter_request_from_pb,
     digest_request,
     event_to_pb,
     operation_to_pb,
@@ -31,6 +32,7 @@ from compiler_svc.compiles.queue import CompileQueue
 from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
 from compiler_svc.database.operations import parse_resource_name
+from compiler_svc.planning.adapter_admission import admit_adapter_request
 from compiler_svc.planning.admission import admit_request
 from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.planning.planner import PlannerSettings, plan_compile
@@ -97,6 +99,17 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             wanted = shard_request_from_pb(request)
             work = partial(admit_shard_request, wanted, executables, self._planner.model_roots)
             return await self._fetcher.plan(self._planning, work)
+
+        return await self._accept(request, admit)
+
+    async def ShardAdapter(self, request: pb.ShardAdapterRequest, context: Any) -> operations_pb2.Operation:
+        """Validates a request, then starts to divide an adapter."""
+
+        async def admit() -> JobSpec:
+            executables = (await self._store.get(request.executables_ref)).bundle
+            wanted = adapter_request_from_pb(request)
+            work = partial(admit_adapter_request, wanted, executables, self._planner.model_roots)
+            return await self._planning.run(work)
 
         return await self._accept(request, admit)
 

@@ -22,6 +22,7 @@ from compiler_svc.config.document import Document, parse_document
 from compiler_svc.config.domains import show
 from compiler_svc.database.operations import Operation
 from compiler_svc.errors import ConfigInvalid
+from compiler_svc.planning.adapter_admission import AdapterRequest
 from compiler_svc.planning.admission import CompileRequest
 from compiler_svc.planning.quantize_admission import QuantizeRequest
 from compiler_svc.planning.shard_admission import ShardRequest
@@ -87,6 +88,11 @@ def build_fields_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> 
 def shard_request_from_pb(request: pb.ShardWeightsRequest) -> ShardRequest:
     """Reads a request."""
     return ShardRequest(**{one.name: getattr(request, one.name) for one in fields(ShardRequest)})
+
+
+def adapter_request_from_pb(request: pb.ShardAdapterRequest) -> AdapterRequest:
+    """Reads a request."""
+    return AdapterRequest(**{one.name: getattr(request, one.name) for one in fields(AdapterRequest)})
 
 
 def quantize_request_from_pb(request: pb.QuantizeWeightsRequest) -> QuantizeRequest:

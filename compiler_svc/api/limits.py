@@ -19,7 +19,7 @@ MAX_SALT_CHARACTERS: Final = 256
 
 
 #: The requests that start an operation.
-OperationRequest = pb.CompileRequest | pb.ShardWeightsRequest | pb.QuantizeWeightsRequest
+OperationRequest = pb.CompileRequest | pb.ShardWeightsRequest | pb.ShardAdapterRequest | pb.QuantizeWeightsRequest
 
 
 def check_limits(request: OperationRequest | pb.PlanCompileRequest) -> None:

@@ -20,6 +20,7 @@ from bundle.store.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.store.reader import Bundle, open_bundle
 from bundle.store.referrers import add_referrer
 from bundle.store.writer import BundleWriter
+from compiler_svc.builds.adapter_stage import build_adapter
 from compiler_svc.builds.build import Build, Forkservers
 from compiler_svc.builds.build_record import BuildRecorder, describe_facts
 from compiler_svc.builds.checkpoint_stage import quantize_checkpoint
@@ -42,7 +43,13 @@ from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileJobSpec, QuantizeJobSpec, ShardJobSpec, open_checkpoint
+from compiler_svc.planning.job_spec import (
+    AdapterJobSpec,
+    CompileJobSpec,
+    QuantizeJobSpec,
+    ShardJobSpec,
+    open_checkpoint,
+)
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, warn_of_other_tokenizer
 from compiler_svc.records import Stage
@@ -71,6 +78,8 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, fo
             result = build_bundle(
                 job, job.spec, layout, database, directory=directory, report=report, forkservers=forkservers
             )
+        elif isinstance(job.spec, AdapterJobSpec):
+            result = build_adapter(job.spec, layout, report)
         else:
             result = build_weights(job, job.spec, layout, directory, report=report, forkservers=forkservers)
         # The pins end with this process. Until a version names the bundle, a lease keeps it.
@@ -196,6 +205,7 @@ def build_weights(
         checkpoint_digest=job.checkpoint_digest,
         tokens=plan.tokens,
         tokenizer=tokenizer,
+        adapters=(),
     )
     origin, doubts = read_origin(checkpoint)
     digest = writer.publish(weights_only, origin=origin)

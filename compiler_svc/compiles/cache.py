@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -13,13 +15,14 @@ from sqlalchemy.orm import Session
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import BundleError
 from bundle.store.reader import Bundle
+from compiler_svc.adapters.directory import find_files
 from compiler_svc.builds.job import BuildResult
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import JobSpec, open_checkpoint
+from compiler_svc.planning.job_spec import AdapterJobSpec, JobSpec, open_checkpoint
 from compiler_svc.records import ExecutableResult
 from compiler_svc.weights.checkpoint import compute_checkpoint_digest
 from compiler_svc.weights.tokenizer_sources import find_source, has_tokenizer_file, read_converter_versions
@@ -83,21 +86,27 @@ class BundleCache:
             if cancelled.is_set():
                 raise InterruptedError
 
-        checkpoint = open_checkpoint(spec, read_pickles=False)
         digest_file = partial(self._digests.digest_file, progress=stop_when_cancelled)
-        weights = compute_checkpoint_digest(checkpoint, digest_file)
-        # The bundle also holds these files, or values of them.
-        others = [*checkpoint.tokenizer_files, *(file.path for file in checkpoint.describing_files)]
-        inputs = {file.name: digest_file(file) for file in others}
-        inputs |= {f"{file.parent.name}/{file.name}": digest_file(file) for file in checkpoint.template_files.values()}
-        if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None:
-            inputs["tokenizer"] = sha256_bytes(canonical_json(read_converter_versions()))
+        digest, inputs = _digest_source(spec, digest_file)
         action_digest = spec.bundle_action_digest(
-            checkpoint_digest=sha256_bytes(canonical_json({"weights": weights, "files": inputs})),
+            checkpoint_digest=sha256_bytes(canonical_json({"weights": digest, "files": inputs})),
             toolchain=spec.toolchain.read_versions(),
             code_digest=digest_bundle_code(),
         )
-        return Identity(checkpoint_digest=weights, action_digest=action_digest)
+        return Identity(checkpoint_digest=digest, action_digest=action_digest)
+
+
+def _digest_source(spec: JobSpec, digest_file: Callable[[Path], str]) -> tuple[str, dict[str, str]]:
+    """The digest of what a job reads, and those of the other files of which the bundle holds bytes or values."""
+    if isinstance(spec, AdapterJobSpec):
+        return find_files(spec.model, roots=spec.model_roots).digest(digest_file), {}
+    checkpoint = open_checkpoint(spec, read_pickles=False)
+    others = [*checkpoint.tokenizer_files, *(file.path for file in checkpoint.describing_files)]
+    inputs = {file.name: digest_file(file) for file in others}
+    inputs |= {f"{file.parent.name}/{file.name}": digest_file(file) for file in checkpoint.template_files.values()}
+    if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None:
+        inputs["tokenizer"] = sha256_bytes(canonical_json(read_converter_versions()))
+    return compute_checkpoint_digest(checkpoint, digest_file), inputs
 
 
 def _describe_executables(bundle: Bundle) -> tuple[ExecutableResult, ...]:

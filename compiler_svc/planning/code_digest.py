@@ -14,6 +14,7 @@ from compiler_svc.models.registry import list_registered
 #: Edits elsewhere, such as in the service, the database or the prose of the configuration, keep cached bundles valid.
 BUNDLE_CODE: Final = (
     "bundle",
+    "compiler_svc/adapters",
     "compiler_svc/builds",
     "compiler_svc/config/buckets.py",
     "compiler_svc/config/interchange",
@@ -21,6 +22,7 @@ BUNDLE_CODE: Final = (
     "compiler_svc/lower",
     "compiler_svc/models",
     "compiler_svc/planning/build_plan.py",
+    "compiler_svc/planning/bundled_model.py",
     "compiler_svc/planning/model_overrides.py",
     "compiler_svc/sharding",
     "compiler_svc/trace",

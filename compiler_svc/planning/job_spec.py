@@ -25,8 +25,9 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that every job spec has.
 
     Attributes:
-        model: Checkpoint directory, absolute, symbolic links resolved; until it is fetched, the outline of a URL's.
-        model_roots: Directories that may contain the checkpoint's files; none once it has been fetched.
+        model: Checkpoint directory, or an adapter, absolute, symbolic links resolved; until it is fetched, the outline
+            of a URL's.
+        model_roots: Directories that may contain its files; none once it has been fetched.
         url: What the client named, if it named no path.
     """
 
@@ -38,7 +39,7 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str:
-        """The checkpoint's URL, or its path below its model root, such as `owner/model`: the same on every host."""
+        """URL of `model`, or its path below its model root, such as `owner/model`: the same on every host."""
         if self.url:
             return self.url
         roots = [root.resolve() for root in self.model_roots]
@@ -170,11 +171,42 @@ class QuantizeJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="QuantizeSp
         return sha256_bytes(canonical_json(inputs))
 
 
+class AdapterJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="AdapterSpec"):
+    """The job of one accepted ShardAdapter: dividing an adapter, `model`, among the ranks of executables of a bundle,
+    given by its digest.
+    """
+
+    executables: str
+
+    @property
+    def toolchain(self) -> Toolchain:
+        """The tools whose versions determine the bundle's bytes."""
+        return TORCH
+
+    @property
+    def skip_cache_lookup(self) -> bool:
+        """Clients cannot ask for it: a bundle of an adapter is made in seconds."""
+        return False
+
+    def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
+        """Identifies the bundle that this job makes, which has the adapter's name in it."""
+        inputs = {
+            "action": "adapter",
+            "abi_version": ABI_VERSION,
+            "name": self.name,
+            "executables": self.executables,
+            "checkpoint_digest": checkpoint_digest,
+            "toolchain": toolchain,
+            "code_digest": code_digest,
+        }
+        return sha256_bytes(canonical_json(inputs))
+
+
 #: The job of a build process.
-JobSpec = CompileJobSpec | ShardJobSpec | QuantizeJobSpec
+JobSpec = CompileJobSpec | ShardJobSpec | QuantizeJobSpec | AdapterJobSpec
 
 
-def open_checkpoint(spec: JobSpec, *, read_pickles: bool = True) -> Checkpoint:
+def open_checkpoint(spec: CompileJobSpec | ShardJobSpec | QuantizeJobSpec, *, read_pickles: bool = True) -> Checkpoint:
     """Opens the checkpoint of a job, as its directory has it; see `Checkpoint.open`."""
     checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots, read_pickles=read_pickles)
     if not isinstance(spec, CompileJobSpec) or spec.weights is None:
@@ -190,6 +222,6 @@ def write_spec(spec: JobSpec) -> bytes:
 def read_spec(data: bytes) -> JobSpec:
     """Decodes the job spec that `write_spec` wrote."""
     spec: JobSpec = msgspec.json.decode(data, type=JobSpec, dec_hook=read_path)
-    if isinstance(spec, QuantizeJobSpec):
+    if not isinstance(spec, _BundleJobSpec):
         return spec
     return msgspec.structs.replace(spec, config=InferenceConfig.from_fields(msgspec.json.decode(data)["config"]))

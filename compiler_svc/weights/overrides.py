@@ -19,10 +19,17 @@ def override_checkpoint(
 
     Attributes go by name, not alias; null removes one from the checkpoint. `attribute_map` maps aliases to names.
     """
-    config = _replace(_name_originals(checkpoint.config, attribute_map), attributes)
+    config = override_config(checkpoint.config, attributes, attribute_map)
     # transformers prefers the token ids in `generation_config.json`.
     ids = {name: attributes[name] for name in TOKEN_ID_NAMES if name in attributes}
     return replace(checkpoint, config=config, generation_config={**checkpoint.generation_config, **ids})
+
+
+def override_config(
+    config: Mapping[str, Any], attributes: Mapping[str, Any], attribute_map: Mapping[str, str]
+) -> dict[str, Any]:
+    """A `config.json` with the given attributes, as `override_checkpoint` gives them to a checkpoint."""
+    return _replace(_name_originals(config, attribute_map), attributes)
 
 
 def find_changes(

@@ -67,6 +67,15 @@ class AsyncCompiler(ServiceClient):
         )
         return await self._ask(self._stub.ShardWeights, request, self.timeouts.read_s)
 
+    async def start_shard_adapter(
+        self, name: str, adapter: str, executables_ref: str, *, request_id: str = ""
+    ) -> operations.Operation:
+        """Starts to divide an adapter and returns at once. Takes the arguments of `shard_adapter`."""
+        request = pb.ShardAdapterRequest(
+            name=name, adapter=adapter, executables_ref=executables_ref, request_id=request_id
+        )
+        return await self._ask(self._stub.ShardAdapter, request, self.timeouts.read_s)
+
     async def start_quantize_weights(
         self, model: str, output: str, **options: Unpack[QuantizeOptions]
     ) -> operations.Operation:
@@ -187,6 +196,34 @@ class AsyncCompiler(ServiceClient):
         operation = await self.start_shard_weights(
             name, model, executables_ref, request_id=request_id, skip_cache_lookup=skip_cache_lookup
         )
+        on_start(operation.name)
+        return (await self._finish(operation.name, on_progress, on_lost, timeout_s)).result
+
+    async def shard_adapter(
+        self,
+        name: str,
+        adapter: str,
+        executables_ref: str,
+        *,
+        request_id: str = "",
+        on_start: OnStart = lambda _: None,
+        on_progress: OnProgress = lambda _: None,
+        on_lost: OnLost = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> pb.CompileResponse:
+        """Divides a LoRA adapter among the ranks of existing executables, and waits for the bundle as `compile` does.
+
+        Args:
+            name: Bundle name of the new version, which has the adapter only, and what requests call the adapter.
+            adapter: PEFT's directory, or NxD's file, on the compiler's host, absolute or relative to a model root.
+            executables_ref: Reference of the bundle that has the executables.
+            request_id: Makes the call idempotent: calls with the same id start one operation.
+            on_start: Called with the name of the operation.
+            on_progress: Called with the present state and every change.
+            on_lost: Called with the error of each lost connection before the client opens it again.
+            timeout_s: Deadline, in seconds. Default: `timeouts.compile_s`.
+        """
+        operation = await self.start_shard_adapter(name, adapter, executables_ref, request_id=request_id)
         on_start(operation.name)
         return (await self._finish(operation.name, on_progress, on_lost, timeout_s)).result
 

@@ -23,7 +23,8 @@ from bundle.store.removal import Needs, collect_garbage
 from bundle.store.transfer import copy_bundle
 from bundle.store.verification import BlobVerifier
 from compiler_svc.adapters.config import CONFIG_FILE
-from compiler_svc.adapters.files import KINDS, WEIGHT_FILES, open_adapter
+from compiler_svc.adapters.directory import WEIGHT_FILES
+from compiler_svc.adapters.files import KINDS, open_adapter
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.admission import find_checkpoint

@@ -82,6 +82,8 @@ IDS, REFUSE = f"{DEMO} token_ids: 1 skip_special_tokens: false", "in_flight_poli
 READ, RELEASED = 'digest: "sha256:ab" offset_bytes: 4 ref: "tiny:v1"', 'holder: "host-1" digest: "sha256:ab"'
 SHARD = 'name: "pirate" model: "models/pirate" executables_ref: "tiny:v1" request_id: "r" skip_cache_lookup: true'
 SHARD_OPTIONS: dict[str, Any] = {"request_id": "r", "skip_cache_lookup": True}
+ADAPTER = ("pirate", "adapters/pirate", "tiny:v1")
+ADAPTING = 'name: "pirate" adapter: "adapters/pirate" executables_ref: "tiny:v1" request_id: "r"'
 QUANTIZE: dict[str, Any] = {"dtype": "int4", "layout": "nxd", "modules_to_not_convert": ["lm_head"], "request_id": "r"}
 SMALL = 'model: "m" output: "m8" dtype: "int4" layout: "nxd" modules_to_not_convert: "lm_head" request_id: "r"'
 QUANTIZED = samples.watch_quantized().checkpoint
@@ -94,6 +96,8 @@ COMPILER_CASES = [
     Case("WatchCompile", lambda c: c.wait_compile("operations/7"), WATCH, WATCHING, COMPILED),
     _unary("ShardWeights", lambda c: c.start_shard_weights(*PIRATE, **SHARD_OPTIONS), SHARD, samples.OPERATION),
     Case("ShardWeights", lambda c: c.shard_weights(*PIRATE, **SHARD_OPTIONS), SHARD, samples.OPERATION, COMPILED),
+    _unary("ShardAdapter", lambda c: c.start_shard_adapter(*ADAPTER, request_id="r"), ADAPTING, samples.OPERATION),
+    Case("ShardAdapter", lambda c: c.shard_adapter(*ADAPTER, request_id="r"), ADAPTING, samples.OPERATION, COMPILED),
     _unary("QuantizeWeights", lambda c: c.start_quantize_weights("m", "m8", **QUANTIZE), SMALL, samples.OPERATION),
     Case("QuantizeWeights", lambda c: c.quantize_weights("m", "m8", **QUANTIZE), SMALL, samples.OPERATION, QUANTIZED),
     Case("WatchCompile", lambda c: c.quantize_weights("m", "m8"), WATCH, QUANTIZING, QUANTIZED),

@@ -59,6 +59,7 @@ def compiling(server: ScriptedServer) -> ScriptedServer:
     """The server with an operation, which a test says how to watch."""
     server.script("Compile", samples.OPERATION)
     server.script("ShardWeights", samples.OPERATION)
+    server.script("ShardAdapter", samples.OPERATION)
     server.script("QuantizeWeights", samples.OPERATION)
     server.script("CancelOperation", Empty())
     return server

@@ -146,7 +146,7 @@ def open_runtime(stack: Stack) -> Target:
 
 
 #: Methods that start an operation.
-_STARTING: Final = ("/Compile", "/ShardWeights", "/QuantizeWeights")
+_STARTING: Final = ("/Compile", "/ShardWeights", "/ShardAdapter", "/QuantizeWeights")
 _SERVICES: Final = (
     *("", "liveness", "kiln.compiler.v1.CompilerService", "kiln.bundle.v1.BundleService"),
     *("kiln.runtime.v1.GenerationService", "kiln.runtime.v1.RuntimeService"),

@@ -6,7 +6,7 @@ import pytest
 
 from bundle.manifest import Target
 from compiler_svc.config import MoENeuronConfig, resolve_config
-from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec, read_spec, write_spec
+from compiler_svc.planning.job_spec import AdapterJobSpec, CompileJobSpec, ShardJobSpec, read_spec, write_spec
 
 SPEC = CompileJobSpec(
     name="tiny",
@@ -20,6 +20,7 @@ SPEC = CompileJobSpec(
     warnings=(),
 )
 COMMON_FIELDS = ("name", "model", "model_roots", "config", "skip_cache_lookup", "warnings")
+OWN_FIELDS = ("name", "model", "model_roots", "warnings")
 BUNDLE: dict[str, Any] = {"checkpoint_digest": "a", "toolchain": {"torch": "2"}, "code_digest": "b"}
 EXECUTABLE: dict[str, Any] = {"graph_digest": "a", "toolchain": {"torch": "2"}, "code_digest": "b"}
 
@@ -86,5 +87,14 @@ def test_job_specs_travel_whole(document: dict[str, Any]) -> None:
 def test_stored_job_specs_keep_their_tags() -> None:
     # Databases hold records that earlier versions wrote under these names.
     shard = ShardJobSpec(**{name: getattr(SPEC, name) for name in COMMON_FIELDS}, executables="sha256:0")
-    assert [msgspec.json.decode(write_spec(spec))["type"] for spec in (SPEC, shard)] == ["CompileSpec", "ShardSpec"]
-    assert read_spec(write_spec(shard)) == shard
+    adapter = AdapterJobSpec(**{name: getattr(SPEC, name) for name in OWN_FIELDS}, executables="sha256:0")
+    tags = [msgspec.json.decode(write_spec(spec))["type"] for spec in (SPEC, shard, adapter)]
+    assert tags == ["CompileSpec", "ShardSpec", "AdapterSpec"]
+    assert [read_spec(write_spec(spec)) for spec in (shard, adapter)] == [shard, adapter]
+
+
+def test_the_name_of_an_adapter_is_in_its_bundle() -> None:
+    spec = AdapterJobSpec(**{name: getattr(SPEC, name) for name in OWN_FIELDS}, executables="sha256:0")
+    for changes in ({"name": "other"}, {"executables": "sha256:1"}):
+        changed = msgspec.structs.replace(spec, **changes)
+        assert changed.bundle_action_digest(**BUNDLE) != spec.bundle_action_digest(**BUNDLE)

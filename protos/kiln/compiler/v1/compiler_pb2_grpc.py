@@ -125,10 +125,11 @@ class CompilerServiceServicer:
         """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
         lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
         CompileResponse.
-        Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
-        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
-        with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
-        none. The operation can also end as those of Compile do.
+        Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
+        FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
+        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+        an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
+        ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -74,10 +74,11 @@ class CompilerServiceStub:
     """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
     lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
     CompileResponse.
-    Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
-    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
-    with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
-    none. The operation can also end as those of Compile do.
+    Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
+    FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
+    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+    an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
+    ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
     """
     QuantizeWeights: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.QuantizeWeightsRequest, _operations_pb2.Operation]
     """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
@@ -140,10 +141,11 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
     lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
     CompileResponse.
-    Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
-    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
-    with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
-    none. The operation can also end as those of Compile do.
+    Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
+    FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
+    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+    an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
+    ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
     """
     QuantizeWeights: _aio.UnaryUnaryMultiCallable[_compiler_pb2.QuantizeWeightsRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Writes a quantized checkpoint of a plain one, as a Hugging Face checkpoint: a file of weights after the other, at most
@@ -227,10 +229,11 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Divides a LoRA adapter among the ranks of executables that have room for adapters, in seconds: no graph is traced or
         lowered. The result is a bundle with one adapter, for LoadAdapter. Its operation has CompileMetadata and
         CompileResponse.
-        Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`, NOT_FOUND/ADAPTER_NOT_FOUND,
-        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and INVALID_ARGUMENT/ADAPTER_INVALID
-        with one field violation per mistake: an adapter that is not served, does not fit the model, or has numbers that are
-        none. The operation can also end as those of Compile do.
+        Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
+        FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
+        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+        an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
+        ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
         """
 
     @_abc_1.abstractmethod

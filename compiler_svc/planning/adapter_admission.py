@@ -1,0 +1,55 @@
+"""Validates ShardAdapter requests: finds every mistake that shows without torch and without reading weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.reference import is_new_name
+from bundle.store.reader import Bundle
+from compiler_svc.adapters.config import read_config
+from compiler_svc.adapters.directory import ACCEPTED, find_files
+from compiler_svc.adapters.errors import AdapterNotFound
+from compiler_svc.errors import AdaptersUnsupported, ExecutablesMissing, NameInvalid
+from compiler_svc.planning.admission import find_checkpoint
+from compiler_svc.planning.bundled_model import describe_bundled_model
+from compiler_svc.planning.job_spec import AdapterJobSpec
+from compiler_svc.weights.errors import CheckpointNotFound
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRequest:
+    """A ShardAdapter request of a client."""
+
+    name: str
+    adapter: str
+    executables_ref: str
+
+
+def admit_adapter_request(
+    request: AdapterRequest, executables: Bundle, model_roots: tuple[Path, ...]
+) -> AdapterJobSpec:
+    """Validates a request. Reads JSON files alone, and leaves the adapter's tensors to the build."""
+    if not is_new_name(request.name):
+        raise NameInvalid(request.name)
+    manifest = executables.manifest
+    if not manifest.has_executables:
+        raise ExecutablesMissing(request.executables_ref)
+    if not any(manifest.shards(mutable=True)):
+        raise AdaptersUnsupported(request.executables_ref)
+    path = find_adapter(request.adapter, model_roots)
+    files = find_files(path, roots=model_roots)
+    if files.config is not None:
+        read_config(path, files.config)
+    describe_bundled_model(executables)
+    return AdapterJobSpec(
+        name=request.name, model=path, model_roots=model_roots, warnings=(), executables=executables.digest
+    )
+
+
+def find_adapter(path: str, model_roots: tuple[Path, ...], *, field: str = "adapter") -> Path:
+    """Finds an adapter that a field of a request names: the first that exists, absolute or below a model root."""
+    try:
+        return find_checkpoint(path, model_roots, field=field)
+    except CheckpointNotFound as error:
+        raise AdapterNotFound(path, error.detail, ACCEPTED) from error
