@@ -13,10 +13,12 @@ from bundle.errors import FieldViolation
 from compiler_svc.adapters.errors import AdapterInvalid
 
 CONFIG_FILE: Final = "adapter_config.json"
-_MAX_RANK: Final = 1 << 16
+#: Weight files beside it, in the order of preference.
+WEIGHT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
+MAX_RANK: Final = 1 << 16
 #: PEFT's name of the rank, and NxD's.
 _RANK_NAMES: Final = ("r", "lora_rank")
-_RANKS: Final = f"an integer from 1 to {_MAX_RANK}"
+_RANKS: Final = f"an integer from 1 to {MAX_RANK}"
 _MAX_ALPHA: Final = 1 << 20
 _NUMBERS: Final = f"a number of at most {_MAX_ALPHA}"
 #: PEFT's, of a configuration that does not say it.
@@ -143,7 +145,7 @@ def _compile(text: object) -> re.Pattern[str] | None:
 
 
 def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_RANK
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
 
 
 def _is_number(value: object) -> bool:

@@ -18,10 +18,11 @@ class AdapterNotFound(AdapterError, code="NOT_FOUND"):
     """A path that holds no adapter."""
 
     message = "no adapter: {violation}"
-    violation = FieldViolation("adapter", "{path} ({detail})", "{accepted}")
+    violation = FieldViolation("{field}", "{path} ({detail})", "{accepted}")
     path: Path | str
     detail: str
     accepted: Unsaid[str]
+    field: Unsaid[str] = "adapter"
 
 
 class AdapterInvalid(AdapterError):

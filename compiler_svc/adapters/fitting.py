@@ -124,7 +124,7 @@ def _list_modules(description: ModelDescription) -> dict[str, _Module]:
     """Every module of the checkpoint that linear layers have outputs of, by its name."""
     modules: dict[str, _Module] = {}
     for part in _list_parts(description):
-        name = _name_module(description, part)
+        name = description.find_module(part)
         known = modules.get(name, _Module(name, (), 0))
         ends = (piece.start + piece.length for piece in part.list_stored("weight"))
         modules[name] = _Module(name, (*known.linears, part), max(known.num_outputs, *ends))
@@ -134,13 +134,6 @@ def _list_modules(description: ModelDescription) -> dict[str, _Module]:
 def _list_parts(description: ModelDescription) -> Iterator[LinearSpec]:
     """Every linear layer, or its parts if it has some."""
     return chain.from_iterable(linear.parts or (linear,) for linear in description.linears())
-
-
-def _name_module(description: ModelDescription, part: LinearSpec) -> str:
-    """The checkpoint's name of the module that has the outputs of a layer."""
-    modules = {one.module for one in part.slices} or {part.name}
-    assert len(modules) == 1, f"the outputs of {part.name} are of several modules"
-    return description.storage.find_name(f"{modules.pop()}.weight").removesuffix(".weight")
 
 
 def _list_targets(modules: Iterable[_Module]) -> str:
@@ -167,7 +160,7 @@ def _plan(
 ) -> Iterator[PlannedTensor]:
     """The tensors of one slot. Those that the adapter does not change keep their source, which is zeros."""
     for part in _list_parts(description):
-        name = _name_module(description, part)
+        name = description.find_module(part)
         for spec in part.adapter_parameters():
             kind, source = spec.name.rpartition(".")[2], spec.source
             if name in changes:

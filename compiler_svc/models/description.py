@@ -96,6 +96,12 @@ class ModelDescription:
             named = self._locate(named)
         return (*named, *([RANK_PARAMETER] if tp_degree > 1 else []))
 
+    def find_module(self, linear: LinearSpec) -> str:
+        """What the checkpoint calls the module that has the outputs of a linear layer without parts."""
+        modules = {one.module for one in linear.slices} or {linear.name}
+        assert len(modules) == 1, f"the outputs of {linear.name} are of several modules"
+        return self.storage.find_name(f"{modules.pop()}.weight").removesuffix(".weight")
+
     def adapter_parameters(self) -> tuple[ParameterSpec, ...]:
         """All tensors of every rank's adapters, in the order of the linear layers."""
         return tuple(chain.from_iterable(one.adapter_parameters() for one in self.linears()))

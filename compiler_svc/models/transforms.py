@@ -42,17 +42,22 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """LoRA adapters may change the linear layers that `targets` name: by whole names, their last parts, or all that are
-    adaptable by `ALL_LINEAR`, or by none.
+    """LoRA adapters may change the linear layers that `targets` name: as PEFT, by whole names or their last parts, or
+    all that are adaptable by `ALL_LINEAR`, or by none. Names are the description's, or the checkpoint's.
     """
 
     slots: AdapterSlots
     targets: tuple[str, ...] = ()
 
-    def may_change(self, linear: LinearSpec) -> bool:
-        """Whether they may change a layer."""
-        named = {ALL_LINEAR, linear.module, linear.name}
-        return linear.is_adaptable and (not self.targets or not named.isdisjoint(self.targets))
+    def may_change(self, linear: LinearSpec, module: str) -> bool:
+        """Whether they may change a layer, which is a module of the checkpoint or a part of it."""
+        return linear.is_adaptable and (not self.targets or not list_targets(linear, module).isdisjoint(self.targets))
+
+
+def list_targets(linear: LinearSpec, module: str) -> set[str]:
+    """Everything by which adapters may target a layer, which is a module of the checkpoint or a part of it."""
+    paths = (linear.name.split("."), module.split("."))
+    return {ALL_LINEAR, *(".".join(path[start:]) for path in paths for start in range(len(path)))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +137,8 @@ def with_adapters(description: ModelDescription, adapters: Adapters) -> ModelDes
     def change(linear: LinearSpec) -> LinearSpec:
         if linear.parts:
             return replace(linear, parts=tuple(map(change, linear.parts)))
-        return replace(linear, adapters=adapters.slots) if adapters.may_change(linear) else linear
+        may_change = adapters.may_change(linear, description.find_module(linear))
+        return replace(linear, adapters=adapters.slots) if may_change else linear
 
     return _change_linears(description, change)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,19 +16,20 @@ from compiler_svc.config import MoENeuronConfig, NeuronConfig, Resolution, read_
 from compiler_svc.config.model_rules import model_rules
 from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.config.tables.documents import ATTENTION, MOE
-from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid
 from compiler_svc.models.token_ids import warn_of_ids_beyond
+from compiler_svc.planning.adapters import list_adapters, read_adapters
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.checkpoint_quantization import note_activations, read_quantization, warn_of_other_bits
 from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes
+from compiler_svc.planning.model_roots import find_checkpoint
 from compiler_svc.remote.errors import OutlineMissing
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import (
     QUANTIZED_PATH,
     CheckpointInvalid,
-    CheckpointNotFound,
     QuantizedCheckpointInvalid,
 )
 from compiler_svc.weights.held_sizes import check_sizes
@@ -89,6 +88,7 @@ def admit_request(
         raise NameInvalid(request.name)
     target = choose_target(request, default_isa)
     checkpoint, resolution = resolve_request(request, model_roots, urls, compiles=True)
+    adapters = list_adapters(resolution.config.neuron_config.lora_config, model_roots)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config, target=target.kind)
     return CompileJobSpec(
@@ -104,6 +104,8 @@ def admit_request(
         debug=request.debug,
         weights=checkpoint.weights_path,
         weights_roots=() if checkpoint.weights_path is None else model_roots,
+        adapters=adapters,
+        adapter_roots=model_roots if adapters else (),
         warnings=(
             *resolution.warnings,
             *warn_of_unused_instructions(request, target),
@@ -127,14 +129,17 @@ def resolve_request(
     if given.quantized_path is not None:
         checkpoint = take_quantized_weights(checkpoint, given.quantized_path, model_roots)
     resolution = given.resolve(read_declared_dtype(checkpoint), read_quantization(checkpoint, request.target_kind))
-    config = replace(resolution.config, model_attributes=changes)
+    adapters = read_adapters(resolution.config.neuron_config.lora_config, model_roots, is_strict=compiles)
+    widened = adapters.widen(resolution.config.neuron_config)
+    config = replace(resolution.config, model_attributes=changes, neuron_config=widened)
     check_num_executables(config.neuron_config)
     check_head_sharding(request.document, checkpoint, tp_degree=config.neuron_config.tp_degree)
     if broken := model_rules(config.neuron_config, checkpoint.config):
         raise ConfigInvalid(broken)
     check_claims(checkpoint, config.neuron_config)
     check_positions(checkpoint, config.neuron_config)
-    return set_surplus_aside(checkpoint), replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
+    warnings = (*resolution.warnings, *notes, *adapters.notes)
+    return set_surplus_aside(checkpoint), replace(resolution, config=config, warnings=warnings)
 
 
 def take_quantized_weights(checkpoint: Checkpoint, path: str, model_roots: tuple[Path, ...]) -> Checkpoint:
@@ -183,40 +188,6 @@ def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> 
     if url not in urls.outlines:
         raise OutlineMissing(url)
     return Checkpoint.open(urls.outlines[url], read_pickles=False)
-
-
-def find_checkpoint(model: str, model_roots: tuple[Path, ...], *, field: str = "model") -> Path:
-    """Finds the checkpoint's directory or GGUF file, which a field of a request names: the first that exists, absolute
-    or below a model root, links resolved.
-    """
-    accepted = f"a directory below {' or '.join(map(str, model_roots))} on the compiler's host, or a GGUF file there"
-    if not model or "\0" in model:
-        raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted, field)
-    try:
-        roots = [root.resolve() for root in model_roots]
-        inside = [path for root in roots if _is_below(path := (root / model).resolve(), roots)]
-        existing = next((path for path in inside if path.is_dir() or path.is_file()), None)
-        named = [path for root in roots if _is_below(path := Path(os.path.normpath(root / model)), roots)]
-        leads_outside = any(not _is_below(path.resolve(), roots) for path in named)
-    except (OSError, RuntimeError) as error:  # a name too long; a link that leads to itself
-        raise CheckpointNotFound(Path(model), str(error), accepted, field) from error
-    if existing is not None:
-        return existing
-    if leads_outside or not inside:
-        raise PathOutsideModelRoots(model, model_roots, is_link=leads_outside, field=field)
-    accepted = f"{accepted}; {_advise_download(model, model_roots[0])}"
-    raise CheckpointNotFound(Path(model), "no such directory", accepted, field)
-
-
-def _is_below(path: Path, roots: Iterable[Path]) -> bool:
-    return any(path.is_relative_to(root) for root in roots)
-
-
-def _advise_download(model: str, root: Path) -> str:
-    """Says how to get a checkpoint that does not exist, which may be named as on the Hub: `owner/name`."""
-    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) is not None
-    identity = model if is_hub_id else "OWNER/NAME"
-    return f"`kiln pull {identity} --model-root {root}` gets one from the Hugging Face Hub"
 
 
 def read_declared_dtype(checkpoint: Checkpoint) -> str | None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bundle.abi.formats import FORMATS
 from bundle.errors import FieldViolation
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
-from compiler_svc.config import NeuronConfig
+from compiler_svc.config import LoraServingConfig, NeuronConfig
 from compiler_svc.config.submodels import count_ring_step, describe_submodels
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.lower.neuron.flags import OLD_FLOAT8
@@ -20,9 +20,11 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.packings import UNSAID
 from compiler_svc.models.parameters import MemoryGroup
 from compiler_svc.models.registry import find_family
+from compiler_svc.models.specs import AdapterSlots
 from compiler_svc.models.state import KeptAs, ScaleKind
 from compiler_svc.models.token_ids import read_token_ids
-from compiler_svc.models.transforms import INT4, ModelChanges, Quantization
+from compiler_svc.models.transforms import ALL_LINEAR, INT4, Adapters, ModelChanges, Quantization
+from compiler_svc.planning.adapters import TARGETS_PATH
 from compiler_svc.sharding.plan import WeightPlan, find_matrices, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import write_document
@@ -79,6 +81,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     family = find_family(checkpoint.config)
     changes = choose_changes(config)
     description = changes.apply(checkpoint.description)
+    _check_room(changes, checkpoint.description, description)
     _check_float8(checkpoint, description, target)
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
@@ -125,8 +128,23 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
             prefix_caching=config.is_prefix_caching,
             prompt_lengths=description.prompt_lengths,
             generation=choose_generation_defaults(checkpoint.generation_config, config),
+            **_choose_adapter_serving(config.lora_config),
         ),
     )
+
+
+def _choose_adapter_serving(lora: LoraServingConfig | None) -> dict[str, Any]:
+    """What of `Serving` is about adapters; it stays at its defaults if there are none."""
+    return {} if lora is None else {"adapter_eviction": lora.eviction_policy, "max_host_adapters": lora.max_cpu_loras}
+
+
+def _check_room(changes: ModelChanges, own: ModelDescription, description: ModelDescription) -> None:
+    """Refuses targets of adapters all of which name nothing."""
+    if changes.adapters is None or description.adapter_parameters():
+        return
+    adaptable = dict.fromkeys(own.find_module(one).rpartition(".")[2] for one in own.linears() if one.is_adaptable)
+    accepted = f"some of {', '.join(adaptable)}, or {ALL_LINEAR}: linear layers that adapters may change"
+    raise ConfigInvalid([FieldViolation(TARGETS_PATH, ", ".join(changes.adapters.targets), accepted)])
 
 
 def _check_float8(checkpoint: Checkpoint, description: ModelDescription, target: TargetKind) -> None:
@@ -154,7 +172,16 @@ def choose_changes(config: NeuronConfig) -> ModelChanges:
         attention_dtype=None if config.attention_dtype == config.torch_dtype else config.attention_dtype,
         kept=choose_kept(config),
         quantization=choose_quantization(config, config.modules_to_not_convert or ()),
+        adapters=choose_adapters(config),
     )
+
+
+def choose_adapters(config: NeuronConfig) -> Adapters | None:
+    """Says what room a configuration leaves for adapters; None: none."""
+    lora = config.lora_config
+    if lora is None:
+        return None
+    return Adapters(slots=AdapterSlots(slots=lora.max_loras, rank=lora.max_lora_rank), targets=lora.target_modules)
 
 
 def choose_kept(config: NeuronConfig) -> KeptAs | None:

@@ -14,6 +14,7 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.host.path_texts import read_path, write_path
 from bundle.manifest import ABI_VERSION, Target
 from compiler_svc.config import InferenceConfig
+from compiler_svc.planning.adapters import ListedAdapter
 from compiler_svc.weights.checkpoint import Checkpoint
 from targets.cpu import TORCH
 from targets.registry import TARGETS
@@ -57,7 +58,8 @@ class _BundleJobSpec(_CommonJobSpec, frozen=True, kw_only=True):
 class CompileJobSpec(_BundleJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
     """The job of one accepted Compile. The salt enters every action digest. `debug` keeps the graphs beside the bundle
     and enters none: executables and bundle are the same. `weights` is the directory of the quantized weights that it
-    takes in place of the model's, and `weights_roots` may contain their files.
+    takes in place of the model's, and `weights_roots` may contain their files. `adapters` come with the bundle, and
+    `adapter_roots` may contain their files.
     """
 
     target: Target
@@ -66,6 +68,8 @@ class CompileJobSpec(_BundleJobSpec, frozen=True, kw_only=True, tag="CompileSpec
     debug: bool = False
     weights: Path | None = None
     weights_roots: tuple[Path, ...] = ()
+    adapters: tuple[ListedAdapter, ...] = ()
+    adapter_roots: tuple[Path, ...] = ()
 
     @property
     def lowering(self) -> Lowering:

@@ -14,18 +14,19 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.state import StateSpec
 from compiler_svc.models.transforms import ModelChanges
 from compiler_svc.planning.activations import measure_activations
-from compiler_svc.planning.adapters import NO_ADAPTERS, Adapters
 from compiler_svc.planning.build_plan import choose_changes, choose_quantization
 from compiler_svc.planning.weights import (
     item_bytes_of,
     measure_adapters,
     measure_draft_weights,
     measure_medusa_heads,
+    measure_room,
     measure_weights,
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.headers import TensorHeader
+from targets.cpu import CPU
 from targets.target import Target
 
 # Only `cast_type` "as-declared" uses it.
@@ -98,10 +99,8 @@ class MemoryModel:
         draft: PlannedModel | None,
         target: Target,
         optimization_level: int,
-        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         self._model = model
-        self._adapters = adapters
         self._draft = draft
         self._format = target.lowerings[optimization_level].format
         self._target = target
@@ -131,10 +130,17 @@ class MemoryModel:
             kept_kv=kept_kv,
             activation_bytes=activation_bytes + (kept_kv.total() if is_copied else 0),
             code_bytes=num_files * (self._format.fixed_code_bytes + self._format.layer_code_bytes * num_layers),
-            lora_bytes=measure_adapters(
-                model, neuron, num_adapters=self._adapters.num_on_device, largest_rank=self._adapters.largest_rank
-            ),
+            lora_bytes=self._measure_adapters(neuron),
         )
+
+    def _measure_adapters(self, neuron: NeuronConfig) -> int:
+        """Measures what executors make, or, for Neuron, what NxD Inference's documents count."""
+        changes = choose_changes(neuron)
+        if changes.adapters is None:
+            return 0
+        if self._target is not CPU:
+            return measure_adapters(self._model.description, neuron, changes.adapters)
+        return measure_room(self._describe(changes), neuron)
 
     def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> Counter[str]:
         return measure_kv(model, config, self._target)

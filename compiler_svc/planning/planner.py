@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,7 @@ from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.transforms import ALL_LINEAR
-from compiler_svc.planning.adapters import read_adapters
+from compiler_svc.planning.adapters import find_unmatched_targets
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
@@ -129,15 +128,14 @@ class Planner:
         checkpoint, resolution = resolve_request(request, self._settings.model_roots, self._urls)
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
-        adapters = read_adapters(config.neuron_config.lora_config, self._settings.model_roots)
         draft = self._open_draft(config)
-        memory_model = MemoryModel(model, draft, planned_target, request.optimization_level, adapters)
+        memory_model = MemoryModel(model, draft, planned_target, request.optimization_level)
         limit = RankLimit(request.core_memory_bytes, planned_target.core_bytes, host_bytes=measure_memory())
         memory = memory_model.measure(config)
         executables = self._list_executables(request, target, model, config)
         variations = Variations(
             request.document,
-            resolve=lambda document: _resolve(request, document, checkpoint),
+            resolve=lambda document: _resolve(request, document, checkpoint, config),
             fits=lambda varied: memory_model.measure(varied).total_bytes <= limit.measure(varied.neuron_config),
         )
         return PlanReport(
@@ -155,7 +153,6 @@ class Planner:
                 *_without_hints(resolution),
                 *_find_warnings(request, target, checkpoint, config, memory),
                 *find_unmatched(config, model.description, None if draft is None else draft.description),
-                *adapters.notes,
             ),
             cost=self._estimate_cost(
                 request,
@@ -167,19 +164,25 @@ class Planner:
                     num_lowerings=self._settings.num_lowerings,
                 ),
             ),
-            graph_check=self._check_graphs(request, checkpoint, limit.measure(config.neuron_config), directory),
+            graph_check=self._check_graphs(request, checkpoint, config, limit, directory),
         )
 
     def _check_graphs(
-        self, request: PlanRequest, checkpoint: Checkpoint, memory_bytes: int, directory: Path | None
+        self,
+        request: PlanRequest,
+        checkpoint: Checkpoint,
+        planned: InferenceConfig,
+        limit: RankLimit,
+        directory: Path | None,
     ) -> GraphCheck | None:
         if not request.check_graphs:
             return None
         assert directory is not None, "checks have a directory"
         # As a compile resolves it: what that refuses has no graph.
-        config = _resolve(request, request.document, checkpoint, compiles=True)
+        config = _resolve(request, request.document, checkpoint, planned, compiles=True)
         kind = request.target_kind
         build = plan_build(checkpoint, config.neuron_config, target=kind)
+        memory_bytes = limit.measure(planned.neuron_config)
         return check_graphs(build, checkpoint.config, directory, target=kind, memory_bytes=memory_bytes)
 
     def _check_target(self, request: PlanRequest) -> Target | None:
@@ -236,15 +239,23 @@ class Planner:
 
 
 def _resolve(
-    request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint, *, compiles: bool = False
+    request: PlanRequest,
+    document: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    planned: InferenceConfig,
+    *,
+    compiles: bool = False,
 ) -> InferenceConfig:
-    return resolve_config(
+    """Resolves a variation of what is planned, which has the same adapters."""
+    config = resolve_config(
         document,
         checkpoint_dtype=read_declared_dtype(checkpoint),
         quantization=read_quantization(checkpoint, request.target_kind),
         target=request.target_kind,
         compiles=compiles,
     ).config
+    neuron_config = replace(config.neuron_config, lora_config=planned.neuron_config.lora_config)
+    return replace(config, neuron_config=neuron_config)
 
 
 def _find_warnings(
@@ -257,7 +268,7 @@ def _find_warnings(
     if target is not None:
         yield from warn_of_unused_instructions(request, target)
     if target is not None and target.kind != CPU.kind:
-        yield from _warn_of_uncompiled(request, checkpoint)
+        yield from _warn_of_uncompiled(request, checkpoint, config)
     if request.target_kind == CPU.kind and any("float8" in one for one in (*memory.kept_weights, *memory.kept_kv)):
         yield _STORED_FLOAT8
     if checkpoint.is_pickled:
@@ -265,10 +276,10 @@ def _find_warnings(
     yield from find_warnings(checkpoint, config.neuron_config, request.target_kind)
 
 
-def _warn_of_uncompiled(request: PlanRequest, checkpoint: Checkpoint) -> Iterator[str]:
+def _warn_of_uncompiled(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
     """Says what of the configuration a compile for the target refuses: plans reckon with more."""
     try:
-        _resolve(request, request.document, checkpoint, compiles=True)
+        _resolve(request, request.document, checkpoint, config, compiles=True)
     except (ConfigInvalid, FeatureNotServed) as error:
         yield from (
             f"{one.field}: a compile refuses it: got {one.value}; accepted: {one.accepted}" for one in error.violations
@@ -288,25 +299,12 @@ def find_unmatched(config: InferenceConfig, model: ModelDescription, draft: Mode
     """Yields a warning for each list of modules of which some name matches none."""
     neuron = config.neuron_config
     if neuron.lora_config is not None:
-        yield from _find_targets(neuron.lora_config.target_modules, model)
+        yield from find_unmatched_targets(neuron.lora_config.target_modules, model)
     if neuron.quantized or neuron.quantized_mlp_kernel_enabled:
         yield from _find_exclusions("modules_to_not_convert", neuron.modules_to_not_convert, model)
     if neuron.quantized and draft is not None:
         skipped = neuron.draft_model_modules_to_not_convert
         yield from _find_exclusions("draft_model_modules_to_not_convert", skipped, draft)
-
-
-def _find_targets(targets: tuple[str, ...], model: ModelDescription) -> Iterator[str]:
-    linears = [linear for linear in model.linears() if linear.is_adaptable]
-    names = {ALL_LINEAR}.union(*((linear.module, linear.name) for linear in linears))
-    unmatched = [one for one in targets if one not in names]
-    if unmatched:
-        modules = dict.fromkeys(linear.module for linear in linears)
-        rest = "" if len(unmatched) < len(targets) else "; so adapters take no memory in this plan"
-        yield (
-            f"neuron_config.lora_config.target_modules: {_list(unmatched)} match no linear layer that adapters may "
-            f"change, which are {_list(modules)}, or {ALL_LINEAR}{rest}"
-        )
 
 
 def _find_exclusions(name: str, skipped: Iterable[str], model: ModelDescription) -> Iterator[str]:

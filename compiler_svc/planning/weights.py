@@ -17,7 +17,7 @@ from compiler_svc.config import NeuronConfig
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Axis, Evenly, share_of
 from compiler_svc.models.parameters import MemoryGroup, ParameterSpec
-from compiler_svc.models.specs import AdapterSlots, LinearSpec
+from compiler_svc.models.specs import LinearSpec
 from compiler_svc.models.transforms import Adapters
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.headers import TensorHeader
@@ -79,25 +79,21 @@ def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_
     return num_heads * sum(_measure(one, tp_degree, item_bytes) for one in parameters)
 
 
-def measure_adapters(
-    description: ModelDescription, config: NeuronConfig, *, num_adapters: int = 0, largest_rank: int = 0
-) -> int:
-    """Measures the adapters that one rank has room for, in bytes; 0 if the configuration serves none.
+def measure_room(description: ModelDescription, config: NeuronConfig) -> int:
+    """Measures the tensors of one rank's adapter slots, in bytes, as a description with room for adapters has them."""
+    item_bytes = item_bytes_of(config.torch_dtype)
+    return sum(_measure(one, config.tp_degree, item_bytes) for one in description.adapter_parameters())
 
-    Without `target_modules`, counts every linear layer that adapters may change. The number of adapters whose files are
-    there raises `max_loras`, and their largest rank `max_lora_rank`, as in NxD Inference.
-    """
-    lora = config.lora_config
-    if lora is None:
-        return 0
-    slots = AdapterSlots(slots=max(lora.max_loras, num_adapters), rank=max(lora.max_lora_rank, largest_rank))
-    adapters = Adapters(slots=slots, targets=lora.target_modules)
+
+def measure_adapters(description: ModelDescription, config: NeuronConfig, adapters: Adapters) -> int:
+    """Measures the adapters that one rank of NxD Inference has room for, in bytes, as its documents count them."""
+    assert config.lora_config is not None, "room for adapters has a configuration"
     items = sum(
-        _count_adapter_items(linear, config.tp_degree, is_sharded=lora.lora_shard_linear_layer)
+        _count_adapter_items(linear, config.tp_degree, is_sharded=config.lora_config.lora_shard_linear_layer)
         for linear in description.linears()
-        if adapters.may_change(linear)
+        if adapters.may_change(linear, description.find_module(linear))
     )
-    return slots.slots * items * slots.rank * item_bytes_of(config.torch_dtype)
+    return adapters.slots.slots * items * adapters.slots.rank * item_bytes_of(config.torch_dtype)
 
 
 def item_bytes_of(dtype: str) -> int:

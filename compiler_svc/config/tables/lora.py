@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from compiler_svc.config.attribute import LATER, Alias, attribute
+from compiler_svc.adapters.config import MAX_RANK
+from compiler_svc.config.attribute import LATER, Alias, Support, attribute, hint
 from compiler_svc.config.domains import integer
 from compiler_svc.config.rule import Note, Rule
 from compiler_svc.config.tables.documents import FEATURE_LORA, LORA, UNDOCUMENTED
 from compiler_svc.config.tables.general import NO_SIZE
+
+#: Adapters are loaded and unloaded while the runtime serves, whatever the configuration says.
+_ALWAYS_DYNAMIC: Final = hint(
+    "adapters always come and go, by LoadAdapter and UnloadAdapter of the runtime; requests evict them",
+    acts_as=True,
+)
+_OWN_LAYOUT: Final = hint("kernels take A and B in a layout of their own")
+_DIVIDED_AS_LAYERS: Final = hint(
+    "of A and B, ranks divide the one with the axis along which they divide the layer; each has the other one whole",
+    acts_as=False,
+)
+_NO_BASE_SLOT: Final = hint("requests without an adapter are always served, and need no slot")
+_ROWS_OF_STEPS: Final = hint("steps have the rows that the batch sizes of neuron_config say")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,32 +33,72 @@ class LoraServingConfig:
     `lora_ckpt_paths` and `lora_ckpt_paths_cpu` map adapter ids to checkpoint paths.
     """
 
-    max_loras: int = attribute(LORA, integer(1), default=1, cpu=LATER)
-    max_lora_rank: int = attribute(
-        FEATURE_LORA, integer(1), default=16, cpu=LATER, note="plans raise it to the ranks of the adapters' files"
+    max_loras: int = attribute(
+        LORA, integer(1), default=1, note="plans and compiles raise it to the number of the adapters listed for devices"
     )
-    max_cpu_loras: int = attribute(LORA, integer(1), default=100, cpu=LATER, neuron=NO_SIZE)
+    max_lora_rank: int = attribute(
+        FEATURE_LORA,
+        integer(1, MAX_RANK),
+        default=16,
+        note="plans and compiles raise it to the ranks of the adapters' files",
+    )
+    max_cpu_loras: int = attribute(
+        LORA,
+        integer(1),
+        default=100,
+        neuron=NO_SIZE,
+        note="plans and compiles raise it to the number of the adapters listed for hosts",
+    )
     enable_dynamic_multi_lora: bool = attribute(
         LORA,
         default=False,
-        cpu=LATER,
+        cpu=_ALWAYS_DYNAMIC,
+        compiled=_ALWAYS_DYNAMIC,
         aliases=(Alias("enable-dynamic-multi-lora"), Alias("dynamic_multi_lora")),
         neuron=NO_SIZE,
+        note="true needs no adapters that are listed",
     )
-    lora_ckpt_paths: dict[str, str] = attribute(LORA, default={}, cpu=LATER)
-    lora_ckpt_paths_cpu: dict[str, str] = attribute(LORA, default={}, cpu=LATER)
-    lora_ckpt_json: str | None = attribute(LORA, cpu=LATER)
-    lora_memory_transpose: bool = attribute(LORA, default=True, cpu=LATER, neuron=NO_SIZE)
-    lora_shard_linear_layer: bool = attribute(LORA, default=True, cpu=LATER)
-    base_model_quantized: bool = attribute(LORA, default=False, cpu=LATER, neuron=NO_SIZE)
-    target_modules: tuple[str, ...] = attribute(UNDOCUMENTED, default=(), cpu=LATER)
+    lora_ckpt_paths: dict[str, str] = attribute(LORA, default={})
+    lora_ckpt_paths_cpu: dict[str, str] = attribute(LORA, default={})
+    lora_ckpt_json: str | None = attribute(LORA)
+    lora_memory_transpose: bool = attribute(LORA, default=True, cpu=_OWN_LAYOUT, compiled=_OWN_LAYOUT, neuron=NO_SIZE)
+    lora_shard_linear_layer: bool = attribute(
+        LORA,
+        default=True,
+        cpu=_DIVIDED_AS_LAYERS,
+        compiled=_DIVIDED_AS_LAYERS,
+        note="plans for Neuron count what NxD Inference makes of it; plans for cpu what ranks have, as with false",
+    )
+    base_model_quantized: bool = attribute(
+        LORA,
+        default=False,
+        neuron=NO_SIZE,
+        note="quantized says whether the model's matrices are; a warning names a contradiction",
+    )
+    target_modules: tuple[str, ...] = attribute(
+        UNDOCUMENTED,
+        default=(),
+        note="unset: those of the listed adapters; all linear layers but the head if there are none, or if one of them "
+        "names its modules by a regular expression or in a pickle",
+    )
+    lora_bias: Literal["none", "all", "lora_only"] = attribute(
+        UNDOCUMENTED, default="none", cpu=Support("honoured", values=("none",)), neuron=NO_SIZE
+    )
+    eviction_policy: Literal["lru", "lfu"] = attribute(UNDOCUMENTED, default="lru", neuron=NO_SIZE)
+    lfu_decay_period: int = attribute(UNDOCUMENTED, integer(1), default=128, cpu=LATER, neuron=NO_SIZE)
+    enable_base_model_only: bool = attribute(
+        UNDOCUMENTED, default=False, cpu=_NO_BASE_SLOT, compiled=_NO_BASE_SLOT, neuron=NO_SIZE
+    )
+    batch_size: int = attribute(
+        UNDOCUMENTED, integer(1), default=1, cpu=_ROWS_OF_STEPS, compiled=_ROWS_OF_STEPS, neuron=NO_SIZE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraAttributes:
     """LoRA adapters; None compiles the model alone."""
 
-    lora_config: LoraServingConfig | None = attribute(LORA, cpu=LATER)
+    lora_config: LoraServingConfig | None = attribute(LORA)
 
 
 LORA_SERVING_RULES: Final = (
@@ -56,38 +110,6 @@ LORA_SERVING_RULES: Final = (
         breaks={"lora_ckpt_json": "adapters.json", "lora_ckpt_paths": {"one": "one"}},
         keeps={"lora_ckpt_json": "adapters.json"},
     ),
-    Rule(
-        ("lora_ckpt_paths", "max_loras"),
-        lambda v: len(v["lora_ckpt_paths"] or ()) <= v["max_loras"],
-        "at most max_loras adapters, which is {max_loras}",
-        FEATURE_LORA,
-        breaks={"max_loras": 1, "lora_ckpt_paths": {"one": "one", "two": "two"}},
-        keeps={"max_loras": 2, "lora_ckpt_paths": {"one": "one", "two": "two"}},
-    ),
-    Rule(
-        ("lora_ckpt_paths_cpu", "max_cpu_loras"),
-        lambda v: len(v["lora_ckpt_paths_cpu"] or ()) <= v["max_cpu_loras"],
-        "at most max_cpu_loras adapters, which is {max_cpu_loras}",
-        LORA,
-        breaks={
-            "enable_dynamic_multi_lora": True,
-            "max_cpu_loras": 1,
-            "lora_ckpt_paths_cpu": {"one": "one", "two": "two"},
-        },
-        keeps={
-            "enable_dynamic_multi_lora": True,
-            "max_cpu_loras": 2,
-            "lora_ckpt_paths_cpu": {"one": "one", "two": "two"},
-        },
-    ),
-    Rule(
-        ("enable_dynamic_multi_lora", "lora_ckpt_paths_cpu", "lora_ckpt_json"),
-        lambda v: not v["enable_dynamic_multi_lora"] or bool(v["lora_ckpt_paths_cpu"] or v["lora_ckpt_json"]),
-        "false, unless lora_ckpt_paths_cpu or lora_ckpt_json lists the adapters in host memory that can be loaded",
-        LORA,
-        breaks={"enable_dynamic_multi_lora": True, "lora_ckpt_paths": {"one": "one"}},
-        keeps={"enable_dynamic_multi_lora": True, "lora_ckpt_json": "adapters.json"},
-    ),
 )
 
 LORA_SERVING_NOTES: Final = (
@@ -96,12 +118,5 @@ LORA_SERVING_NOTES: Final = (
         "neuron_config.lora_config.base_model_quantized: it is {base_model_quantized}, but quantized, which counts, is "
         "{outer[quantized]}",
         doubtful={"base_model_quantized": True},
-    ),
-    Note(
-        lambda v: bool(v["lora_ckpt_paths_cpu"]) and not v["enable_dynamic_multi_lora"],
-        "neuron_config.lora_config.lora_ckpt_paths_cpu: adapters in host memory are never loaded because "
-        "enable_dynamic_multi_lora is false",
-        doubtful={"lora_ckpt_paths_cpu": {"one": "one"}},
-        plain={"lora_ckpt_paths_cpu": {"one": "one"}, "enable_dynamic_multi_lora": True},
     ),
 )

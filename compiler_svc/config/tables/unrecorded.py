@@ -200,12 +200,5 @@ UNRECORDED: Final[Mapping[str, tuple[Attribute, ...]]] = {
     "MoEFusedTKGConfig": _only_default(norm_topk_prob=False, is_mxfp4_compute=None, router_mm_dtype="float32"),
     # From SDK 2.28 on
     "BlockwiseMatmulConfig": _hints(NO_KERNELS, _NO_KERNEL_IN_PLANS, pad_num_blocks_to_even=False),
-    "LoraServingConfig": _only_default(
-        batch_size=1,
-        lora_bias="none",
-        eviction_policy="lru",
-        lfu_decay_period=128,
-        is_context_encoding=False,
-        enable_base_model_only=False,
-    ),
+    "LoraServingConfig": _only_default(is_context_encoding=False),
 }

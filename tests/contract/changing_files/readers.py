@@ -27,7 +27,7 @@ from compiler_svc.adapters.directory import WEIGHT_FILES
 from compiler_svc.adapters.files import KINDS, open_adapter
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
-from compiler_svc.planning.admission import find_checkpoint
+from compiler_svc.planning.model_roots import find_checkpoint
 from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
 from compiler_svc.weights.tensors import TensorReader
 from edge.access.certificates import CertificateIdentifier

@@ -1089,10 +1089,15 @@ class LoraServingConfig(_message.Message):
     LORA_SHARD_LINEAR_LAYER_FIELD_NUMBER: _builtins.int
     BASE_MODEL_QUANTIZED_FIELD_NUMBER: _builtins.int
     TARGET_MODULES_FIELD_NUMBER: _builtins.int
+    LORA_BIAS_FIELD_NUMBER: _builtins.int
+    EVICTION_POLICY_FIELD_NUMBER: _builtins.int
+    LFU_DECAY_PERIOD_FIELD_NUMBER: _builtins.int
+    ENABLE_BASE_MODEL_ONLY_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
     max_loras: _builtins.int
-    """Adapters in device memory at once. Default 1."""
+    """Adapters in device memory at once. Default 1; the number of `lora_ckpt_paths` if there are more."""
     max_lora_rank: _builtins.int
-    """Largest rank of an adapter. Default 16."""
+    """Largest rank of an adapter. Default 16; that of the listed adapters if it is larger."""
     max_cpu_loras: _builtins.int
     """Adapters in host memory at once. Default 100."""
     enable_dynamic_multi_lora: _builtins.bool
@@ -1105,6 +1110,16 @@ class LoraServingConfig(_message.Message):
     """Shard the linear layer of an adapter, too. Default true."""
     base_model_quantized: _builtins.bool
     """The base model is quantized. Default false."""
+    lora_bias: _builtins.str
+    """Biases of adapters: "none" (default), "all" or "lora_only". None are served."""
+    eviction_policy: _builtins.str
+    """Which adapter makes room for another: "lru" (default), the one unused for longest, or "lfu", the one used least."""
+    lfu_decay_period: _builtins.int
+    """Requests after which "lfu" counts former uses half. Default 128, which alone is served."""
+    enable_base_model_only: _builtins.bool
+    """Serve requests without an adapter. Default false; they are always served."""
+    batch_size: _builtins.int
+    """Rows of a step. Default 1; the batch sizes of `neuron_config` count."""
     @_builtins.property
     def lora_ckpt_paths(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Adapters in device memory from the start: id to checkpoint path."""
@@ -1115,7 +1130,7 @@ class LoraServingConfig(_message.Message):
 
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Modules that adapters change, such as "q_proj". Default: those of the adapters."""
+        """Modules that adapters change, such as "q_proj". Default: those of the listed adapters, or all linear layers."""
 
     def __init__(
         self,
@@ -1131,15 +1146,30 @@ class LoraServingConfig(_message.Message):
         lora_shard_linear_layer: _builtins.bool | None = ...,
         base_model_quantized: _builtins.bool | None = ...,
         target_modules: _abc.Iterable[_builtins.str] | None = ...,
+        lora_bias: _builtins.str | None = ...,
+        eviction_policy: _builtins.str | None = ...,
+        lfu_decay_period: _builtins.int | None = ...,
+        enable_base_model_only: _builtins.bool | None = ...,
+        batch_size: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized", "_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora", "_lora_ckpt_json", b"_lora_ckpt_json", "_lora_memory_transpose", b"_lora_memory_transpose", "_lora_shard_linear_layer", b"_lora_shard_linear_layer", "_max_cpu_loras", b"_max_cpu_loras", "_max_lora_rank", b"_max_lora_rank", "_max_loras", b"_max_loras", "base_model_quantized", b"base_model_quantized", "enable_dynamic_multi_lora", b"enable_dynamic_multi_lora", "lora_ckpt_json", b"lora_ckpt_json", "lora_memory_transpose", b"lora_memory_transpose", "lora_shard_linear_layer", b"lora_shard_linear_layer", "max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized", "_batch_size", b"_batch_size", "_enable_base_model_only", b"_enable_base_model_only", "_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora", "_eviction_policy", b"_eviction_policy", "_lfu_decay_period", b"_lfu_decay_period", "_lora_bias", b"_lora_bias", "_lora_ckpt_json", b"_lora_ckpt_json", "_lora_memory_transpose", b"_lora_memory_transpose", "_lora_shard_linear_layer", b"_lora_shard_linear_layer", "_max_cpu_loras", b"_max_cpu_loras", "_max_lora_rank", b"_max_lora_rank", "_max_loras", b"_max_loras", "base_model_quantized", b"base_model_quantized", "batch_size", b"batch_size", "enable_base_model_only", b"enable_base_model_only", "enable_dynamic_multi_lora", b"enable_dynamic_multi_lora", "eviction_policy", b"eviction_policy", "lfu_decay_period", b"lfu_decay_period", "lora_bias", b"lora_bias", "lora_ckpt_json", b"lora_ckpt_json", "lora_memory_transpose", b"lora_memory_transpose", "lora_shard_linear_layer", b"lora_shard_linear_layer", "max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized", "_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora", "_lora_ckpt_json", b"_lora_ckpt_json", "_lora_memory_transpose", b"_lora_memory_transpose", "_lora_shard_linear_layer", b"_lora_shard_linear_layer", "_max_cpu_loras", b"_max_cpu_loras", "_max_lora_rank", b"_max_lora_rank", "_max_loras", b"_max_loras", "base_model_quantized", b"base_model_quantized", "enable_dynamic_multi_lora", b"enable_dynamic_multi_lora", "lora_ckpt_json", b"lora_ckpt_json", "lora_ckpt_paths", b"lora_ckpt_paths", "lora_ckpt_paths_cpu", b"lora_ckpt_paths_cpu", "lora_memory_transpose", b"lora_memory_transpose", "lora_shard_linear_layer", b"lora_shard_linear_layer", "max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras", "target_modules", b"target_modules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized", "_batch_size", b"_batch_size", "_enable_base_model_only", b"_enable_base_model_only", "_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora", "_eviction_policy", b"_eviction_policy", "_lfu_decay_period", b"_lfu_decay_period", "_lora_bias", b"_lora_bias", "_lora_ckpt_json", b"_lora_ckpt_json", "_lora_memory_transpose", b"_lora_memory_transpose", "_lora_shard_linear_layer", b"_lora_shard_linear_layer", "_max_cpu_loras", b"_max_cpu_loras", "_max_lora_rank", b"_max_lora_rank", "_max_loras", b"_max_loras", "base_model_quantized", b"base_model_quantized", "batch_size", b"batch_size", "enable_base_model_only", b"enable_base_model_only", "enable_dynamic_multi_lora", b"enable_dynamic_multi_lora", "eviction_policy", b"eviction_policy", "lfu_decay_period", b"lfu_decay_period", "lora_bias", b"lora_bias", "lora_ckpt_json", b"lora_ckpt_json", "lora_ckpt_paths", b"lora_ckpt_paths", "lora_ckpt_paths_cpu", b"lora_ckpt_paths_cpu", "lora_memory_transpose", b"lora_memory_transpose", "lora_shard_linear_layer", b"lora_shard_linear_layer", "max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras", "target_modules", b"target_modules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_model_quantized: _TypeAlias = _typing.Literal["base_model_quantized"]  # noqa: Y015
     _WhichOneofArgType__base_model_quantized: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized"]  # noqa: Y015
+    _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
+    _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__enable_base_model_only: _TypeAlias = _typing.Literal["enable_base_model_only"]  # noqa: Y015
+    _WhichOneofArgType__enable_base_model_only: _TypeAlias = _typing.Literal["_enable_base_model_only", b"_enable_base_model_only"]  # noqa: Y015
     _WhichOneofReturnType__enable_dynamic_multi_lora: _TypeAlias = _typing.Literal["enable_dynamic_multi_lora"]  # noqa: Y015
     _WhichOneofArgType__enable_dynamic_multi_lora: _TypeAlias = _typing.Literal["_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora"]  # noqa: Y015
+    _WhichOneofReturnType__eviction_policy: _TypeAlias = _typing.Literal["eviction_policy"]  # noqa: Y015
+    _WhichOneofArgType__eviction_policy: _TypeAlias = _typing.Literal["_eviction_policy", b"_eviction_policy"]  # noqa: Y015
+    _WhichOneofReturnType__lfu_decay_period: _TypeAlias = _typing.Literal["lfu_decay_period"]  # noqa: Y015
+    _WhichOneofArgType__lfu_decay_period: _TypeAlias = _typing.Literal["_lfu_decay_period", b"_lfu_decay_period"]  # noqa: Y015
+    _WhichOneofReturnType__lora_bias: _TypeAlias = _typing.Literal["lora_bias"]  # noqa: Y015
+    _WhichOneofArgType__lora_bias: _TypeAlias = _typing.Literal["_lora_bias", b"_lora_bias"]  # noqa: Y015
     _WhichOneofReturnType__lora_ckpt_json: _TypeAlias = _typing.Literal["lora_ckpt_json"]  # noqa: Y015
     _WhichOneofArgType__lora_ckpt_json: _TypeAlias = _typing.Literal["_lora_ckpt_json", b"_lora_ckpt_json"]  # noqa: Y015
     _WhichOneofReturnType__lora_memory_transpose: _TypeAlias = _typing.Literal["lora_memory_transpose"]  # noqa: Y015
@@ -1155,7 +1185,17 @@ class LoraServingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_model_quantized) -> _WhichOneofReturnType__base_model_quantized | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_base_model_only) -> _WhichOneofReturnType__enable_base_model_only | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_dynamic_multi_lora) -> _WhichOneofReturnType__enable_dynamic_multi_lora | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eviction_policy) -> _WhichOneofReturnType__eviction_policy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lfu_decay_period) -> _WhichOneofReturnType__lfu_decay_period | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_bias) -> _WhichOneofReturnType__lora_bias | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_ckpt_json) -> _WhichOneofReturnType__lora_ckpt_json | None: ...
     @_typing.overload

@@ -28,8 +28,25 @@ ELSEWHERE: Final = {
         )
         for name in ("direct_cast", "quant_dtype", "k_quant_method", "v_quant_method")
     },
+    **{
+        f"LoraServingConfig.{name}": f"tests/unit/compiler_svc/planning/test_adapters.py::{test}"
+        for test, names in {
+            "test_room_is_what_the_configuration_says": ("max_loras", "max_lora_rank", "target_modules"),
+            "test_what_runtimes_are_told": ("max_cpu_loras", "eviction_policy"),
+            "test_listings": ("lora_ckpt_paths", "lora_ckpt_paths_cpu"),
+            "test_a_file_lists_them": ("lora_ckpt_json",),
+            "test_biases_of_adapters_are_refused": ("lora_bias",),
+        }.items()
+        for name in names
+    },
+    "LoraServingConfig.base_model_quantized": (
+        "tests/unit/compiler_svc/config/test_rules.py::test_what_does_not_count_is_said"
+    ),
     "NeuronConfig.cast_type": (
         "tests/unit/compiler_svc/models/test_dtypes.py::test_as_declared_weights_keep_their_dtypes"
+    ),
+    "NeuronConfig.lora_config": (
+        "tests/unit/compiler_svc/planning/test_adapters.py::test_room_is_what_the_configuration_says"
     ),
     "NeuronConfig.quantized_checkpoints_path": (
         "tests/unit/compiler_svc/planning/test_quantized_paths.py::test_weights_of_the_path_are_compiled"

@@ -37,11 +37,10 @@ class TestNotServed:
         [
             {"return_expert_index": True},
             {"speculation_length": 4},
-            {"lora_config": {"max_loras": 2}},
             {"flash_decoding_enabled": True},
             {"return_router_logits": True},
             {"routed_experts_mlp_ops_config": {}},
-            {"flash_decoding_enabled": True, "lora_config": {}},
+            {"flash_decoding_enabled": True, "return_expert_index": True},
         ],
     )
     def test_each_is_named(self, values: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.registry import describe_model
+from compiler_svc.planning.build_plan import choose_adapters
 from compiler_svc.planning.planner import Planner
 from compiler_svc.planning.weights import measure_adapters
 from tests.checkpoints.headers import LLAMA_8B, LLAMA_70B
@@ -56,7 +57,9 @@ MODELS: dict[str, ModelDescription] = {"8b": describe_model(LLAMA_8B), "70b": de
 def adapters(model: str, *, tp_degree: int, is_sharded: bool, rank: int = 16, dtype: str = "bfloat16") -> int:
     lora = {"max_loras": 1, "max_lora_rank": rank, "lora_shard_linear_layer": is_sharded}
     config = resolve(tp_degree=tp_degree, torch_dtype=dtype, lora_config=lora)
-    return measure_adapters(MODELS[model], config.neuron_config)
+    room = choose_adapters(config.neuron_config)
+    assert room is not None
+    return measure_adapters(MODELS[model], config.neuron_config, room)
 
 
 @pytest.mark.parametrize(("model", "stated_mb"), [("8b", 170), ("70b", 830)])
