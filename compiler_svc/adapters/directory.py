@@ -24,27 +24,30 @@ _LASTING: Final = "files that can be read, and stay as they are"
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The files of an adapter. `config` is what PEFT's says; None if the file of the weights has it, as NxD's does."""
+    """The files of an adapter, whose path below its root is `name`, for errors.
 
-    path: Path
+    `config` is what PEFT's says; None if the file of the weights has it, as NxD's does.
+    """
+
+    name: Path
     weights: Path
     config: Mapping[str, Any] | None
 
     def digest(self, digest_file: Callable[[Path], str]) -> str:
         """Digests all that the adapter says, by the digests of its files."""
-        files = (self.weights,) if self.config is None else (self.path / CONFIG_FILE, self.weights)
-        with reading_adapter(self.path):
+        files = (self.weights,) if self.config is None else (self.weights.with_name(CONFIG_FILE), self.weights)
+        with reading_adapter(self.name):
             return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))
 
 
 @contextmanager
-def reading_adapter(path: Path) -> Iterator[None]:
+def reading_adapter(name: Path) -> Iterator[None]:
     """Names what is wrong with the files that the block reads as a mistake of the adapter."""
-    with reading(lambda detail: AdapterInvalid(path, [FieldViolation(".", detail, _LASTING)])):
+    with reading(lambda detail: AdapterInvalid(name, [FieldViolation(".", detail, _LASTING)])):
         try:
             yield
         except CheckpointInvalid as error:
-            raise AdapterInvalid(path, error.violations) from error
+            raise AdapterInvalid(name, error.violations) from error
 
 
 def find_files(path: Path, *, roots: Sequence[Path] = ()) -> AdapterFiles:
@@ -55,13 +58,14 @@ def find_files(path: Path, *, roots: Sequence[Path] = ()) -> AdapterFiles:
         roots: Directories that must contain the files, after symbolic links are followed; empty allows any.
     """
     resolved = tuple(root.resolve() for root in roots)
-    with reading_adapter(path):
+    name = next((path.relative_to(root) for root in resolved if path.is_relative_to(root)), path)
+    with reading_adapter(name):
         if path.is_file():
-            return AdapterFiles(path, CheckpointDirectory(path.parent, resolved).file(path.name), None)
+            return AdapterFiles(name, CheckpointDirectory(path.parent, resolved).file(path.name), None)
         directory = CheckpointDirectory(path, resolved)
-        weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
+        weights = next((file for file in WEIGHT_FILES if directory.has(file)), None)
         if weights is None or not directory.has(CONFIG_FILE):
             detail = "has no weights" if directory.has(CONFIG_FILE) else f"has no {CONFIG_FILE}"
-            raise AdapterNotFound(path, detail if path.is_dir() else "no such directory or file", ACCEPTED)
+            raise AdapterNotFound(name, detail if path.is_dir() else "no such directory or file", _ACCEPTED)
         config = directory.read_json(CONFIG_FILE)
-        return AdapterFiles(path, directory.file(weights), config)
+        return AdapterFiles(name, directory.file(weights), config)

@@ -55,9 +55,12 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An opened adapter: its configuration, and what it changes. Its files must not change while it is in use."""
+    """An opened adapter: its path below its root, for errors, its configuration, and what it changes.
 
-    path: Path
+    Its files must not change while it is in use.
+    """
+
+    name: Path
     config: AdapterConfig
     changes: tuple[LowRank, ...]
 
@@ -73,34 +76,34 @@ def open_adapter(path: Path, *, roots: Sequence[Path] = ()) -> Adapter:
         roots: Directories that must contain its files, after symbolic links are followed; empty allows any.
     """
     files = find_files(path, roots=roots)
-    with reading_adapter(path):
+    with reading_adapter(files.name):
         config, state = _read_tensors(files)
-        return Adapter(path, read_config(path, config), tuple(_pair(path, state)))
+        return Adapter(files.name, read_config(files.name, config), tuple(_pair(files.name, state)))
 
 
 def _read_tensors(files: AdapterFiles) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
     """The configuration of an adapter, and its tensors by their names."""
-    path, file = files.path, files.weights
+    file = files.weights
     if files.config is None:
-        return _read_nxd(path)
+        return _read_nxd(file, files.name)
     if file.suffix == ".safetensors":
-        return files.config, _map_tensors(file, path)
-    return files.config, check_state(unpickle(file, path), file, path)
+        return files.config, _map_tensors(file, files.name)
+    return files.config, check_state(unpickle(file, file.parent), file, file.parent)
 
 
-def _read_nxd(path: Path) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
-    state = unpickle(path, path.parent)
+def _read_nxd(file: Path, name: Path) -> tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]:
+    state = unpickle(file, file.parent)
     config = state.pop(_NXD_CONFIG, None)
     if not isinstance(config, Mapping) or not all(
         isinstance(name, str) and not isinstance(value, torch.Tensor) for name, value in config.items()
     ):
         value = "missing" if config is None else f"a {type(config).__name__}"
         accepted = "NxD's configuration of the adapter, as save_lora_config_adapter writes it"
-        raise AdapterInvalid(path, [FieldViolation(_NXD_CONFIG, value, accepted)])
-    return config, check_state(state, path, path.parent)
+        raise AdapterInvalid(name, [FieldViolation(_NXD_CONFIG, value, accepted)])
+    return config, check_state(state, file, file.parent)
 
 
-def _map_tensors(file: Path, path: Path) -> dict[str, torch.Tensor]:
+def _map_tensors(file: Path, name: Path) -> dict[str, torch.Tensor]:
     """Maps the tensors of a safetensors file into memory."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
@@ -108,11 +111,11 @@ def _map_tensors(file: Path, path: Path) -> dict[str, torch.Tensor]:
     # torch raises RuntimeError for a file that is gone.
     except (SafetensorError, OSError, RuntimeError) as error:
         value = f"a broken file ({error})"
-        invalid = AdapterInvalid(path, [FieldViolation(file.name, value, "a whole safetensors file")])
+        invalid = AdapterInvalid(name, [FieldViolation(file.name, value, "a whole safetensors file")])
         raise find_shortage(error) or invalid from error
 
 
-def _pair(path: Path, state: Mapping[str, torch.Tensor]) -> Iterator[LowRank]:
+def _pair(adapter: Path, state: Mapping[str, torch.Tensor]) -> Iterator[LowRank]:
     """Finds A and B of each module."""
     names: dict[str, dict[Kind, str]] = {}
     mistakes = []
@@ -132,6 +135,6 @@ def _pair(path: Path, state: Mapping[str, torch.Tensor]) -> Iterator[LowRank]:
     if not state:
         mistakes.append(FieldViolation(".", "no tensors", "lora_A and lora_B of at least one linear layer"))
     if mistakes:
-        raise AdapterInvalid.listing(path, mistakes)
+        raise AdapterInvalid.listing(adapter, mistakes)
     for module, own in names.items():
         yield LowRank(module, own, {kind: state[name] for kind, name in own.items()})

@@ -113,8 +113,8 @@ def fit_adapter(adapter: Adapter, description: ModelDescription, *, dtype: DType
             mistakes += _list_mistakes(one, module, rank)
             changes[module.name] = _Change(module, one, scale)
     if mistakes:
-        raise AdapterInvalid.listing(adapter.path, mistakes)
-    reader = _Reader(adapter.path, changes)
+        raise AdapterInvalid.listing(adapter.name, mistakes)
+    reader = _Reader(adapter.name, changes)
     digest = reader.digest(dtype)
     planned = tuple(_plan(description, changes, dtype, tp_degree))
     return FittedAdapter(digest=digest, plan=WeightPlan(tp_degree, planned), _reader=reader)

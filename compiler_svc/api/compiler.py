@@ -109,7 +109,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             executables = (await self._store.get(request.executables_ref)).bundle
             wanted = adapter_request_from_pb(request)
             work = partial(admit_adapter_request, wanted, executables, self._planner.model_roots)
-            return await self._planning.run(work)
+            return await self._fetcher.plan(self._planning, work)
 
         return await self._accept(request, admit)
 

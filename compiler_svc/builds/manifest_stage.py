@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bundle.abi.digest import compute_graph_abi_digest
@@ -10,6 +10,7 @@ from bundle.manifest import (
     ABI_VERSION,
     DEFAULT_CHAT_TEMPLATE,
     MODEL_WEIGHTS,
+    BundledAdapter,
     Manifest,
     Tokenizer,
     TokenizerFile,
@@ -31,10 +32,11 @@ def describe_bundle(
     executables: Sequence[BuiltExecutable],
     shards: Sequence[WeightShard],
     tokenizer_files: Sequence[BlobDescriptor],
+    adapters: Iterable[BundledAdapter] = (),
 ) -> Manifest:
     """Makes the manifest. Executables are in manifest order, shards in that of their ranks."""
     spec, plan, model = build.spec, build.plan, build.plan.model
-    described, adapters = tuple(built.describe() for built in executables), describe_adapters(model)
+    described, slots = tuple(built.describe() for built in executables), describe_adapters(model)
     return Manifest(
         abi_version=ABI_VERSION,
         architecture=model.description.architecture,
@@ -45,7 +47,7 @@ def describe_bundle(
         toolchain=spec.toolchain.read_versions(),
         tp_degree=model.tp_degree,
         executables=described,
-        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=tuple(shards)), *adapters),
+        weight_sets=(WeightSet(name=MODEL_WEIGHTS, shards=tuple(shards)), *slots),
         state=describe_state(model),
         sampling=plan.sampling,
         limits=plan.limits,
@@ -53,11 +55,13 @@ def describe_bundle(
         tokenizer=describe_tokenizer(build.checkpoint, tokenizer_files),
         graph_abi_digest=compute_graph_abi_digest(
             graph_digests={executable.tag: executable.graph_digest for executable in described},
-            shards=[*shards, *(shard for one in adapters for shard in one.shards)],
+            shards=[*shards, *(shard for one in slots for shard in one.shards)],
             numeric_config=model.description.numeric_config,
             tp_degree=model.tp_degree,
         ),
         serving=plan.serving,
+        # The key of the bundle's cache does not know in which order a configuration lists them.
+        adapters=tuple(sorted(adapters, key=lambda one: one.name)),
     )
 
 

@@ -20,7 +20,7 @@ from bundle.store.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.store.reader import Bundle, open_bundle
 from bundle.store.referrers import add_referrer
 from bundle.store.writer import BundleWriter
-from compiler_svc.builds.adapter_stage import build_adapter
+from compiler_svc.builds.adapter_stage import AdapterStage, build_adapter
 from compiler_svc.builds.build import Build, Forkservers
 from compiler_svc.builds.build_record import BuildRecorder, describe_facts
 from compiler_svc.builds.checkpoint_stage import quantize_checkpoint
@@ -121,6 +121,10 @@ def build_bundle(
     )
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
+    # First, because they take seconds to refuse.
+    model = plan.model
+    adapters = AdapterStage(model.description, model.dtype, model.tp_degree, layout, writer, report)
+    adapted = [adapters.publish(one.name, one.path, roots=spec.adapter_roots) for one in spec.adapters]
     executables = build_executables(build)
     for executable in executables:
         if executable.traced.shares_with is None:
@@ -138,7 +142,7 @@ def build_bundle(
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
     _add_config(writer, spec.config, checkpoint)
     _add_describing_files(writer, checkpoint)
-    manifest = describe_bundle(build, executables, shards, tokenizer_files)
+    manifest = describe_bundle(build, executables, shards, tokenizer_files, adapted)
 
     unchecked: tuple[str, ...] = ()
     if not config.skip_sharding:

@@ -11,10 +11,11 @@ from compiler_svc.adapters.config import read_config
 from compiler_svc.adapters.directory import ACCEPTED, find_files
 from compiler_svc.adapters.errors import AdapterNotFound
 from compiler_svc.errors import AdaptersUnsupported, ExecutablesMissing, NameInvalid
-from compiler_svc.planning.admission import find_checkpoint
+from compiler_svc.planning.admission import find_outline
 from compiler_svc.planning.bundled_model import describe_bundled_model
 from compiler_svc.planning.job_spec import AdapterJobSpec
-from compiler_svc.weights.errors import CheckpointNotFound
+from compiler_svc.planning.model_roots import find_adapter
+from compiler_svc.remote.urls import NO_URLS, UrlSettings, is_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class AdapterRequest:
 
 
 def admit_adapter_request(
-    request: AdapterRequest, executables: Bundle, model_roots: tuple[Path, ...]
+    request: AdapterRequest, executables: Bundle, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS
 ) -> AdapterJobSpec:
     """Validates a request. Reads JSON files alone, and leaves the adapter's tensors to the build."""
     if not is_new_name(request.name):
@@ -37,13 +38,19 @@ def admit_adapter_request(
         raise ExecutablesMissing(request.executables_ref)
     if not any(manifest.shards(mutable=True)):
         raise AdaptersUnsupported(request.executables_ref)
-    path = find_adapter(request.adapter, model_roots)
-    files = find_files(path, roots=model_roots)
+    is_remote = is_url(request.adapter)
+    path = find_outline(request.adapter, urls) if is_remote else find_adapter(request.adapter, model_roots)
+    files = find_files(path, roots=() if is_remote else model_roots)
     if files.config is not None:
-        read_config(path, files.config)
+        read_config(files.name, files.config)
     describe_bundled_model(executables)
     return AdapterJobSpec(
-        name=request.name, model=path, model_roots=model_roots, warnings=(), executables=executables.digest
+        name=request.name,
+        model=path,
+        model_roots=model_roots,
+        url=request.adapter if is_remote else "",
+        warnings=(),
+        executables=executables.digest,
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import FieldViolation, KilnError
-from compiler_svc.adapters.config import CONFIG_FILE, WEIGHT_FILES, read_config
+from bundle.reference import ACCEPTED_ADAPTER_NAME, is_adapter_name
+from compiler_svc.adapters.config import CONFIG_FILE, read_config
 from compiler_svc.adapters.errors import AdapterInvalid
 from compiler_svc.config import LoraServingConfig, NeuronConfig
 from compiler_svc.config.domains import MAX_TEXTS, TEXTS
@@ -111,7 +112,7 @@ def list_adapters(lora: LoraServingConfig | None, model_roots: tuple[Path, ...])
     once, on the device if any of them says so.
 
     Raises AdapterNotFound, PathOutsideModelRoots, AdapterInvalid for a listing that is none, or ConfigInvalid for a
-    name with two paths.
+    name with two paths, or one that no request can give.
     """
     named = [] if lora is None else [*_list_named(lora, model_roots)]
     return tuple(_find(one, model_roots) for one in named)
@@ -207,6 +208,8 @@ def _list_named(lora: LoraServingConfig, model_roots: tuple[Path, ...]) -> Itera
     """Each name once."""
     named: dict[str, _Named] = {}
     for one in (*_list_maps(lora), *_list_listing(lora.lora_ckpt_json, model_roots)):
+        if not is_adapter_name(one.name):
+            raise ConfigInvalid([FieldViolation(one.place, repr(one.name), f"a name of {ACCEPTED_ADAPTER_NAME}")])
         first = named.setdefault(one.name, one)
         if first.path != one.path:
             accepted = f"{first.path!r}, which {first.place} says"

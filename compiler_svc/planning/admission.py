@@ -184,10 +184,15 @@ def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> 
     """Opens the checkpoint that a path or URL names, but no pickles; of a URL's, the outline."""
     if not is_url(model):
         return Checkpoint.open(find_checkpoint(model, model_roots), roots=model_roots, read_pickles=False)
+    return Checkpoint.open(find_outline(model, urls), read_pickles=False)
+
+
+def find_outline(model: str, urls: UrlSettings) -> Path:
+    """Finds the outline of what a URL names; raises OutlineMissing if it has to be fetched."""
     url = check_url(model, urls.prefixes)
     if url not in urls.outlines:
         raise OutlineMissing(url)
-    return Checkpoint.open(urls.outlines[url], read_pickles=False)
+    return urls.outlines[url]
 
 
 def read_declared_dtype(checkpoint: Checkpoint) -> str | None:

@@ -1,4 +1,4 @@
-"""Lists the files of a remote directory that make a checkpoint."""
+"""Lists the files of a remote directory that make a checkpoint, or an adapter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import fsspec
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import KilnError
 from bundle.host.shortage import name_shortage
+from compiler_svc.adapters import config as adapters
 from compiler_svc.remote.errors import ModelFetchFailed
 from compiler_svc.remote.urls import find_prefix
 from compiler_svc.weights.chat_templates import FOLDER, SUFFIX
-from compiler_svc.weights.checkpoint import DESCRIBING_FILES, TOKENIZER_FILES, WEIGHT_FILES
+from compiler_svc.weights.checkpoint import CONFIG_FILE, DESCRIBING_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from compiler_svc.weights.directory import MAX_TEXT_BYTES
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
 from compiler_svc.weights.headers import is_plain_name
@@ -65,7 +66,9 @@ class RemoteCheckpoint:
 
 
 def list_checkpoint(url: str, prefixes: tuple[str, ...]) -> RemoteCheckpoint:
-    """Lists a checkpoint's files: of its weights, those that `Checkpoint.open` would read."""
+    """Lists a checkpoint's files, or an adapter's: of the weights, those that `Checkpoint.open`, or `open_adapter`,
+    would read.
+    """
     with naming_failures(url):
         file_system, path = fsspec.url_to_fs(url)
         try:
@@ -84,11 +87,13 @@ def list_checkpoint(url: str, prefixes: tuple[str, ...]) -> RemoteCheckpoint:
         if is_plain_name(name := _name(entry)) and name.endswith(SUFFIX)
     }
     listed = {name: _describe(name, entry) for name, entry in found.items() if _size(entry) is not None}
-    if "config.json" not in listed:
-        raise CheckpointNotFound(url, "has no config.json", "a directory with config.json")
-    weights = next((name for name in WEIGHT_FILES if name in listed), None)
+    is_adapter = CONFIG_FILE not in listed and adapters.CONFIG_FILE in listed
+    if not is_adapter and CONFIG_FILE not in listed:
+        raise CheckpointNotFound(url, f"has no {CONFIG_FILE}", f"a directory with {CONFIG_FILE}")
+    accepted = adapters.WEIGHT_FILES if is_adapter else WEIGHT_FILES
+    weights = next((name for name in accepted if name in listed), None)
     if weights is None:
-        raise CheckpointNotFound(url, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
+        raise CheckpointNotFound(url, "has no weights", f"a directory with one of {', '.join(accepted)}")
     chosen = {name: file for name, file in listed.items() if _is_small(name) or name == weights}
     if weights.endswith(".index.json"):
         index = _read_index(RemoteCheckpoint(url, file_system, listed), listed[weights])
@@ -149,7 +154,7 @@ def _describe(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 def _is_small(name: str) -> bool:
     is_describing = any(re.fullmatch(pattern, name, re.ASCII) for pattern, _ in DESCRIBING_FILES)
-    return is_describing or name in TOKENIZER_FILES or name.startswith(f"{FOLDER}/")
+    return is_describing or name in (adapters.CONFIG_FILE, *TOKENIZER_FILES) or name.startswith(f"{FOLDER}/")
 
 
 def _read_index(checkpoint: RemoteCheckpoint, index: RemoteFile) -> list[str]:

@@ -831,7 +831,7 @@ class ShardAdapterRequest(_message.Message):
     """Bundle name of the new version, and what requests call the adapter unless LoadAdapter says otherwise. Required."""
     adapter: _builtins.str
     """Adapter on the compiler's host, absolute or relative to a model root: a directory as PEFT saves it, or a file of NxD's
-    training. Required.
+    training. Or the URL of such a directory, as in CompileRequest. Required.
     """
     executables_ref: _builtins.str
     """Bundle whose executables the adapter is for, as in BundleService. Required."""

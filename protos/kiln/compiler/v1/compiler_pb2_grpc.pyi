@@ -76,7 +76,7 @@ class CompilerServiceStub:
     CompileResponse.
     Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
     FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
-    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, those of Compile for a URL, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
     an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
     ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
     """
@@ -143,7 +143,7 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     CompileResponse.
     Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
     FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
-    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+    PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, those of Compile for a URL, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
     an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
     ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
     """
@@ -231,7 +231,7 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         CompileResponse.
         Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
         FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
-        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+        PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, those of Compile for a URL, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
         an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
         ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
         """

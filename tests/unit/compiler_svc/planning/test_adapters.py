@@ -126,6 +126,7 @@ class TestListings:
             ({"lora_ckpt_paths": {"a": "adapters/broken"}}, AdapterInvalid, ""),
             ({"lora_ckpt_json": "nowhere.json"}, AdapterNotFound, "lora_ckpt_json"),
             ({"lora_ckpt_json": "adapters/r8/adapter_config.json/x"}, AdapterNotFound, "lora_ckpt_json"),
+            ({"lora_ckpt_paths": {"a b": "adapters/r8"}}, ConfigInvalid, "lora_ckpt_paths.a b"),
             (
                 {"lora_ckpt_paths": {"a": "adapters/r8"}, "lora_ckpt_paths_cpu": {"a": "adapters/r64"}},
                 ConfigInvalid,

@@ -882,7 +882,7 @@ export type ShardAdapterRequest = Message<"kiln.compiler.v1.ShardAdapterRequest"
 
   /**
    * Adapter on the compiler's host, absolute or relative to a model root: a directory as PEFT saves it, or a file of NxD's
-   * training. Required.
+   * training. Or the URL of such a directory, as in CompileRequest. Required.
    *
    * @generated from field: string adapter = 2;
    */
@@ -1514,7 +1514,7 @@ export const CompilerService: GenService<{
    * CompileResponse.
    * Errors: those of ShardWeights for `name`, `executables_ref` and `request_id`,
    * FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for adapters, NOT_FOUND/ADAPTER_NOT_FOUND,
-   * PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
+   * PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS, those of Compile for a URL, and INVALID_ARGUMENT/ADAPTER_INVALID with one field violation per mistake:
    * an adapter that is not served, does not fit the model, or has numbers that are none. The operation can also end with
    * ADAPTER_INVALID, for what only its tensors show, and as those of Compile do.
    *
