@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard 
 
 # What every library shares, which the first compile would make: it takes torch, which is there only now.
 $(VENV)/.prebuilt: $(VENV)/.installed $(wildcard compiler_svc/lower/kernels/* compiler_svc/lower/*.cpp) \
-  $(addprefix compiler_svc/lower/,attend.py common_objects.py inductor.py linear.py prebuilt.py tables.py top.py)
+  $(addprefix compiler_svc/lower/,adapt.py attend.py common_objects.py inductor.py linear.py prebuilt.py tables.py top.py)
 	$(BIN)/python -m compiler_svc.lower.prebuilt
 	touch $@
 

@@ -33,7 +33,7 @@ _FORM: Final = FileForm(alignment_bytes=1, metadata={})
 
 
 @dataclass(frozen=True, slots=True)
-class _Module:
+class Module:
     """A module of the checkpoint, and the linear layers that its outputs belong to."""
 
     name: str
@@ -59,7 +59,7 @@ class _Module:
 class _Change:
     """What an adapter changes of a module, with its scale."""
 
-    module: _Module
+    module: Module
     matrices: LowRank
     scale: float
 
@@ -95,7 +95,7 @@ def fit_adapter(adapter: Adapter, description: ModelDescription, *, dtype: DType
     Reads all of its values. Raises AdapterInvalid, which lists modules that the model lacks or that have no room,
     ranks, shapes and dtypes that do not fit, or the first value that `dtype` cannot hold.
     """
-    modules = _list_modules(description)
+    modules = list_modules(description)
     names = ModelNames(description.storage, {f"{name}.weight" for name in modules})
     changes: dict[str, _Change] = {}
     mistakes: list[FieldViolation] = []
@@ -120,14 +120,14 @@ def fit_adapter(adapter: Adapter, description: ModelDescription, *, dtype: DType
     return FittedAdapter(digest=digest, plan=WeightPlan(tp_degree, planned), _reader=reader)
 
 
-def _list_modules(description: ModelDescription) -> dict[str, _Module]:
+def list_modules(description: ModelDescription) -> dict[str, Module]:
     """Every module of the checkpoint that linear layers have outputs of, by its name."""
-    modules: dict[str, _Module] = {}
+    modules: dict[str, Module] = {}
     for part in _list_parts(description):
         name = description.find_module(part)
-        known = modules.get(name, _Module(name, (), 0))
+        known = modules.get(name, Module(name, (), 0))
         ends = (piece.start + piece.length for piece in part.list_stored("weight"))
-        modules[name] = _Module(name, (*known.linears, part), max(known.num_outputs, *ends))
+        modules[name] = Module(name, (*known.linears, part), max(known.num_outputs, *ends))
     return modules
 
 
@@ -136,13 +136,13 @@ def _list_parts(description: ModelDescription) -> Iterator[LinearSpec]:
     return chain.from_iterable(linear.parts or (linear,) for linear in description.linears())
 
 
-def _list_targets(modules: Iterable[_Module]) -> str:
+def _list_targets(modules: Iterable[Module]) -> str:
     """What adapters may change: the last parts of the names of modules that have room for them."""
     targets = dict.fromkeys(module.name.rpartition(".")[2] for module in modules if module.has_room)
     return f"adapters of {', '.join(targets)}" if targets else "none: no layer has room for adapters"
 
 
-def _list_mistakes(matrices: LowRank, module: _Module, rank: int) -> Iterator[FieldViolation]:
+def _list_mistakes(matrices: LowRank, module: Module, rank: int) -> Iterator[FieldViolation]:
     if rank > module.slot_rank:
         yield FieldViolation(matrices.module, f"rank {rank}", f"at most {module.slot_rank}, the rank of the slots")
     for kind, tensor in matrices.tensors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,13 @@ from bundle.abi.formats import ACTIVATION_FORMATS
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.tensor import DType
 from bundle.manifest import Executable, Manifest
+from compiler_svc.adapters.files import Adapter
+from compiler_svc.golden.adapter import draw_adapter, written
 from compiler_svc.golden.comparison import ACTIVATION_TOLERANCES, TOLERANCES, WEIGHT_TOLERANCES, GoldenComparison
 from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.transforms import UNCHANGED, ModelChanges
 from compiler_svc.records import GoldenMethod
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -24,11 +27,15 @@ from execution.ranks.forkservers import OpenForkserver
 from execution.step import StepForm
 from targets.cpu import AOTI
 
+#: Writes an adapter's files, by rank, into a slot.
+WriteAdapter = Callable[[int, Mapping[int, Path]], None]
+
 
 @dataclass(frozen=True)
 class GoldenResult:
     """The record of a passed check. `max_deviation` is the largest of a logit over all executables, as a share of the
     largest reference logit; None if none returns logits, as those that v0.1 compiled to return tokens only.
+    `adapter_rank` is that of the adapter with which the first sequence was computed, too; 0: there is no room for one.
     """
 
     method: GoldenMethod
@@ -40,12 +47,15 @@ class GoldenResult:
     num_tokens: int
     executables: tuple[GoldenComparison, ...]
     sequences: tuple[GoldenSequence, ...]
+    adapter_rank: int = 0
 
     @property
     def summary(self) -> str:
         """The result in one line, for people."""
         by = "" if self.method == "executables" else ", computed by XLA on the CPU"
         counts = f"{self.num_prompts} prompts, {self.num_tokens} tokens{by}"
+        if self.adapter_rank:
+            counts += f", also with an adapter of rank {self.adapter_rank}"
         if self.max_deviation is None:
             return f"{counts}, whose greedy tokens are those of {self.reference}"
         return f"{counts}, logits within {self.max_deviation:.1e} of {self.reference}"
@@ -61,13 +71,15 @@ def check_golden(
     """Compares the logits and the tokens of every executable of a bundle with the reference.
 
     Prompts run through context_encoding, and a few more tokens through token_generation: through every bucket after the
-    first prompt, through the smallest that fits after the others; see `sequences.choose_sequences`.
+    first prompt, through the smallest that fits after the others; see `sequences.choose_sequences`. If there is room
+    for adapters, the first sequence runs again with a random one, which the reference adds to its modules.
 
     The bundle has weights; it need not be published. `open_forkserver` returns the forkserver for processes of several
     ranks; None lets them start their own. `changes` are what the bundle's description has of the checkpoint's.
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
-        return compare_steps(manifest, steps, checkpoint, changes=changes)
+        write = steps.write_adapter
+        return compare_steps(manifest, steps, checkpoint, changes=changes, write_adapter=write)
 
 
 def compare_steps(
@@ -77,12 +89,20 @@ def compare_steps(
     *,
     method: GoldenMethod = "executables",
     changes: ModelChanges = UNCHANGED,
+    write_adapter: WriteAdapter | None = None,
 ) -> GoldenResult:
-    """Does the same as `check_golden`, with steps of what stands for the executables, which have an empty KV cache."""
+    """Does the same as `check_golden`, with steps of what stands for the executables, which have an empty KV cache.
+
+    Without `write_adapter`, no adapter is tried.
+    """
     check = _Check(manifest, steps, checkpoint, changes)
     sequences = choose_sequences(manifest)
     for number, sequence in enumerate(sequences):
         check.run_sequence(number, sequence)
+    description = changes.apply(checkpoint.description)
+    adapter = None if write_adapter is None else draw_adapter(description, check.dtype)
+    if adapter is not None and write_adapter is not None:
+        check.run_adapter(adapter, description, sequences[0], write_adapter)
     comparisons = tuple(check.comparisons.values())
     return GoldenResult(
         method=method,
@@ -94,6 +114,7 @@ def compare_steps(
         num_tokens=sum(len(sequence.tokens) for sequence in sequences),
         executables=comparisons,
         sequences=sequences,
+        adapter_rank=0 if adapter is None else adapter.config.rank,
     )
 
 
@@ -114,6 +135,18 @@ class _Check:
         self._manifest = manifest
         self._steps = steps
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype], changes)
+        self._adapter_slot = -1
+
+    def run_adapter(
+        self, adapter: Adapter, description: ModelDescription, sequence: GoldenSequence, write: WriteAdapter
+    ) -> None:
+        """Runs a sequence with an adapter in the last slot."""
+        slot = self._manifest.symbols_of(self._manifest.executables[0])["last_adapter"]
+        with written(adapter, description, dtype=self.dtype, tp_degree=self._manifest.tp_degree) as paths:
+            write(slot, paths)
+        self._adapter_slot = slot
+        with self._reference.adapted(adapter, description):
+            self.run_sequence(0, sequence)
 
     def run_sequence(self, number: int, sequence: GoldenSequence) -> None:
         """Encodes a prompt and feeds a few tokens. The sequences of a check take turns in rows and slots."""
@@ -147,6 +180,7 @@ class _Check:
         form = StepForm(self._manifest, executable)
         inputs = form.make_idle()
         form.put_tokens(inputs, row, tokens, start=start, blocks=self._find_blocks(slot, start + len(tokens)))
+        form.put_values(inputs, "adapter_ids", row, [self._adapter_slot])
         outputs = self._steps.run(executable, inputs)
         self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
             {name: output[row] for name, output in outputs.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pkgutil import resolve_name
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from bundle.abi.formats import ACTIVATION_FORMATS, ActivationFormat
 from bundle.host.shortage import find_shortage
+from compiler_svc.adapters.files import KINDS, Adapter
 from compiler_svc.errors import shorten
 from compiler_svc.golden.errors import ReferenceFailed
 from compiler_svc.models.description import ModelDescription
@@ -108,6 +109,26 @@ class Reference:
             cache = output.past_key_values
             yield output.logits[0, -1].float()
 
+    @contextmanager
+    def adapted(self, adapter: Adapter, description: ModelDescription) -> Iterator[None]:
+        """Adds B(A x) of an adapter to its modules within the block, in float32."""
+        with ExitStack() as hooks:
+            for one in adapter.changes:
+                a, b = (one.tensors[kind].float() for kind in KINDS)
+                module = self._find_module(description, one.module)
+                hooks.callback(module.register_forward_hook(partial(_add, a, b)).remove)
+            yield
+
+    def _find_module(self, description: ModelDescription, name: str) -> nn.Module:
+        """The module of a linear layer among the decoder's, by the checkpoint's name of it."""
+        layers = f"{description.storage.prefix}{description.storage.layers}"
+        # transformers may have its list of layers at another place than checkpoints.
+        tail = f".{layers.rpartition('.')[2]}{name.removeprefix(layers)}"
+        modules: Iterator[tuple[str, nn.Module]] = self._decoder.named_modules()
+        module = next((module for path, module in modules if f".{path}".endswith(tail)), None)
+        assert module is not None, f"{tail} is no module of {REFERENCE_NAME}"
+        return module
+
     @property
     def _decoder(self) -> Any:
         """The text model without its head."""
@@ -115,19 +136,15 @@ class Reference:
 
     def _quantize_activations(self, description: ModelDescription) -> None:
         """Lets the modules of quantized layers multiply what quantization leaves."""
-        storage = description.storage
-        layers = f"{storage.prefix}{storage.layers}"
-        modules = {f".{name}": module for name, module in self._decoder.named_modules()}
         outputs: dict[nn.Module, list[slice]] = {}
         for linear in (one for one in description.linears() if one.activations):
             for part in linear.list_stored("weight"):
-                (stored,) = list_tensors(part)
-                # transformers may have its list of layers at another place than checkpoints.
-                below = storage.find_name(stored).rpartition(".")[0].removeprefix(layers)
-                tail = f".{layers.rpartition('.')[2]}{below}"
-                module = next((one for name, one in modules.items() if name.endswith(tail)), None)
-                module = self._model.get_output_embeddings() if linear is description.head else module
-                assert module is not None, f"{tail} is no module of {REFERENCE_NAME}"
+                if linear is description.head:
+                    module = self._model.get_output_embeddings()
+                else:
+                    (stored,) = list_tensors(part)
+                    name = description.storage.find_name(stored).rpartition(".")[0]
+                    module = self._find_module(description, name)
                 outputs.setdefault(module, []).append(slice(part.start, part.start + part.length))
         kind = ACTIVATION_FORMATS[next(one.activations for one in description.linears() if one.activations)]
         for module, slices in outputs.items():
@@ -232,6 +249,11 @@ def _multiply_quantized(
     for one in outputs:
         whole[..., one] = computed[..., one]
     return whole
+
+
+def _add(a: Tensor, b: Tensor, _module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """What a module with an adapter returns."""
+    return output + (args[0].float() @ a.t() @ b.t()).to(output.dtype)
 
 
 def _note_reads(kind: Any, read: set[str]) -> type:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bundle.abi.outputs import INVALID_ROW
-from bundle.manifest import Executable, Manifest
+from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
 from execution.ranks.forkservers import OpenForkserver
@@ -39,10 +39,17 @@ class Steps(Protocol):
         """
 
 
+class LoadedSteps(Steps, Protocol):
+    """A bundle whose executables are loaded."""
+
+    def write_adapter(self, slot: int, paths_by_rank: Mapping[int, Path]) -> None:
+        """Writes an adapter's files into a slot of every rank."""
+
+
 @contextmanager
 def loaded_steps(
     manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None = None
-) -> Iterator[Steps]:
+) -> Iterator[LoadedSteps]:
     """Loads a bundle: one rank into this process, several ranks into processes, as a runtime does.
 
     Ranks of a device have a process each, too, and the host's first cores: a core is a process's until that ends. The
@@ -77,6 +84,9 @@ class _OwnSteps:
             outputs["logits"] = _join(own.float()[None], self._vocab_size)
         return outputs
 
+    def write_adapter(self, slot: int, paths_by_rank: Mapping[int, Path]) -> None:
+        self._executor.write(ADAPTER_WEIGHTS, slot, paths_by_rank[0])
+
 
 class _GroupSteps:
     def __init__(self, manifest: Manifest, runner: asyncio.Runner, group: RankGroup) -> None:
@@ -99,6 +109,9 @@ class _GroupSteps:
         elif "rank_logits" in result.internal:
             outputs["logits"] = _join(_read(result.internal["rank_logits"]), self._vocab_size)
         return outputs
+
+    def write_adapter(self, slot: int, paths_by_rank: Mapping[int, Path]) -> None:
+        self._runner.run(self._group.write(ADAPTER_WEIGHTS, slot, paths_by_rank))
 
 
 class RankSteps:

@@ -59,6 +59,12 @@ def compile_adapt_kernel(job: LoweringJob, dtype: torch.dtype) -> Path:
     return compile_once(job, name_function(dtype), write_kernel_source(dtype))
 
 
+def compile_adapt_kernels(job: LoweringJob) -> None:
+    """Does the same for the dtypes of most models."""
+    for dtype in (torch.float32, torch.bfloat16):
+        compile_adapt_kernel(job, dtype)
+
+
 def write_kernel_source(dtype: torch.dtype) -> str:
     """Returns the kernel's source as one text, with the function for a dtype."""
     element = TYPES[dtype]

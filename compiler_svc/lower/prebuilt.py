@@ -31,6 +31,7 @@ from targets.isa import NATIVE
 _HEADERS: Final = "compiler_svc.lower.common_objects:precompile_headers"
 _OBJECTS: Final = (
     "compiler_svc.lower.attend:compile_attend_kernels",
+    "compiler_svc.lower.adapt:compile_adapt_kernels",
     "compiler_svc.lower.common_objects:compile_interface",
     "compiler_svc.lower.linear:compile_linear_kernels",
     "compiler_svc.lower.top:compile_top_kernel",

@@ -16,6 +16,7 @@ from torch._inductor.exc import CppCompileError
 
 from bundle.manifest import Target
 from compiler_svc.lower import common_objects, prebuilt
+from compiler_svc.lower.adapt import compile_adapt_kernel
 from compiler_svc.lower.attend import compile_attend_kernel
 from compiler_svc.lower.common_objects import (
     HEADERS,
@@ -111,6 +112,7 @@ def test_what_set_up_installs_is_all_that_libraries_share(make_job: MakeJob) -> 
             compile_linear_kernel(job, (torch.float32, torch.float32)),
             compile_top_kernel(job),
             compile_attend_kernel(job, (torch.float32, torch.float32)),
+            compile_adapt_kernel(job, torch.float32),
             *(precompile_header(job, header, is_wrapper=is_wrapper) for header, is_wrapper in HEADERS.items()),
         ]
     assert [path for path in paths if not path.is_relative_to(PREBUILT)] == [], "`make setup` makes it"

@@ -7,8 +7,12 @@ from typing import Any, Final
 import pytest
 
 from bundle.errors import KilnError
+from bundle.store.layout import Layout
 from compiler_svc.adapters.errors import AdapterInvalid, AdapterNotFound
+from compiler_svc.bundles.store import BundleStore
+from compiler_svc.compiles.cache import BundleCache
 from compiler_svc.config import LoraServingConfig, resolve_config
+from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, PathOutsideModelRoots
 from compiler_svc.planning.adapters import list_adapters, read_adapters
 from compiler_svc.planning.admission import admit_request
@@ -187,3 +191,29 @@ def test_biases_of_adapters_are_refused() -> None:
     assert configure(lora_bias="none").lora_bias == "none"
     with pytest.raises(KilnError, match="lora_bias: got 'all'; accepted: 'none'"):
         configure(lora_bias="all")
+
+
+class TestCacheKeys:
+    async def identify(self, database: Database, models: Path, **lora: Any) -> str:
+        document = {"neuron_config": {"seq_len": 64, "lora_config": lora}}
+        cache = BundleCache(database, BundleStore(database, Layout.create(models.parent / "store")))
+        request = compile_request(document=document, optimization_level=0)
+        identity = await cache.identify(admit_request(request, (models,)))
+        return identity.action_digest
+
+    async def test_room(self, database: Database, models: Path) -> None:
+        rooms: list[dict[str, Any]] = [{}, {"max_loras": 2}, {"max_lora_rank": 8}, {"target_modules": ["q_proj"]}]
+        assert len({await self.identify(database, models, **room) for room in rooms}) == len(rooms)
+        assert await self.identify(database, models, max_loras=1) == await self.identify(database, models)
+
+    @pytest.mark.usefixtures("adapters")
+    async def test_files(self, database: Database, models: Path) -> None:
+        weights = models / "adapters" / "r8" / "adapter_model.safetensors"
+        listed = {"lora_ckpt_json": "adapters/listing.json"}
+        keys = []
+        for content in (b"one", b"another", b"one"):
+            weights.write_bytes(content)
+            keys.append(await self.identify(database, models, **listed))
+        weights.unlink()
+        assert keys[0] != keys[1]
+        assert keys[0] == keys[2]
