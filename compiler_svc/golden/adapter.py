@@ -1,9 +1,12 @@
-"""A random adapter, by which the golden check tries the room that a bundle has for adapters."""
+"""A random adapter, by which the golden check tries the room that a bundle has for adapters.
+
+It has the full rank of the slots, and changes every module that has room.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -16,6 +19,9 @@ from compiler_svc.adapters.files import KINDS, Adapter, Kind, LowRank
 from compiler_svc.adapters.fitting import Module, fit_adapter, list_modules
 from compiler_svc.models.description import ModelDescription
 from execution.dtypes import TORCH_DTYPES
+
+#: Writes an adapter's files, by rank, into a slot.
+PutAdapter = Callable[[int, Mapping[int, Path]], None]
 
 #: Of what an adapter adds, as a share of the magnitude of its input. Matrices of models multiply it by about 1.
 _SHARE: Final = 0.3
@@ -44,14 +50,13 @@ def _draw(module: Module, generator: torch.Generator, dtype: torch.dtype) -> Low
     return LowRank(module.name, {kind: f"{module.name}.{kind}.weight" for kind in KINDS}, tensors)
 
 
-@contextmanager
-def written(
-    adapter: Adapter, description: ModelDescription, *, dtype: DType, tp_degree: int
-) -> Iterator[dict[int, Path]]:
-    """Writes the adapter's files for each rank's slot; they are gone after the block."""
+def put_adapter(
+    adapter: Adapter, description: ModelDescription, slot: int, put: PutAdapter, *, dtype: DType, tp_degree: int
+) -> None:
+    """Puts the adapter into a slot of every rank."""
+    fitted = fit_adapter(adapter, description, dtype=dtype, tp_degree=tp_degree)
     with TemporaryDirectory(prefix="kiln-golden-") as directory:
         paths = {rank: Path(directory) / f"rank{rank}.safetensors" for rank in range(tp_degree)}
         with ExitStack() as files:
-            sinks = {rank: files.enter_context(path.open("wb")) for rank, path in paths.items()}
-            fit_adapter(adapter, description, dtype=dtype, tp_degree=tp_degree).write(sinks)
-        yield paths
+            fitted.write({rank: files.enter_context(path.open("wb")) for rank, path in paths.items()})
+        put(slot, paths)

@@ -68,7 +68,13 @@ class XlaModel:
     def _load(self, tag: str) -> list[Submodel]:
         made = [self._make(self._documents[tag]) for _ in self._weights]
         for submodel, weights, state in zip(made, self._weights, self._state, strict=True):
-            submodel.module.load_state_dict(weights, assign=True, strict=False)
+            # Adapters are in no shard.
+            room = {
+                name: torch.zeros_like(parameter, device=self._device)
+                for name, parameter in submodel.module.named_parameters()
+                if name not in weights
+            }
+            submodel.module.load_state_dict(room | weights, assign=True, strict=False)
             for one in submodel.state:
                 state.setdefault(one.name, submodel.module.get_buffer(one.name).to(self._device))
         self._made[tag] = made

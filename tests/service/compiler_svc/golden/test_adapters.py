@@ -63,4 +63,4 @@ def test_an_adapter_that_changes_nothing_is_told(tmp_path: Path) -> None:
     with loaded_steps(bundle.manifest, bundle.blob_path) as steps:
         assert compare_steps(bundle.manifest, steps, **compared).adapter_rank == 0
         with pytest.raises(GoldenMismatch, match="logits deviate"):
-            compare_steps(bundle.manifest, steps, **compared, write_adapter=lambda _slot, _paths: None)
+            compare_steps(bundle.manifest, steps, **compared, put=lambda _slot, _paths: None)
