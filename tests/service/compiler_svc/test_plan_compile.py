@@ -96,7 +96,7 @@ async def test_a_message_says_what_text_says(client: Client) -> None:
 
 
 async def test_a_plan_is_refused_like_a_compile(client: Client) -> None:
-    unserved = {"flash_decoding_enabled": True, "lora_config": {"max_loras": 2}}
+    unserved = {"flash_decoding_enabled": True, "return_expert_index": True}
     for fields, code, reason, violations in (
         ({"config_json": "seq_len: 3"}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["config_json"]),
         ({"optimization_level": 9}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["optimization_level"]),

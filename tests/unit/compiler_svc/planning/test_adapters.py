@@ -208,12 +208,14 @@ class TestCacheKeys:
 
     @pytest.mark.usefixtures("adapters")
     async def test_files(self, database: Database, models: Path) -> None:
-        weights = models / "adapters" / "r8" / "adapter_model.safetensors"
+        first, other = (models / "adapters" / name / "adapter_model.safetensors" for name in ("r8", "r64"))
+        other.write_bytes(b"")
         listed = {"lora_ckpt_json": "adapters/listing.json"}
         keys = []
         for content in (b"one", b"another", b"one"):
-            weights.write_bytes(content)
+            first.write_bytes(content)
             keys.append(await self.identify(database, models, **listed))
-        weights.unlink()
+        for file in (first, other):
+            file.unlink()
         assert keys[0] != keys[1]
         assert keys[0] == keys[2]
