@@ -17,8 +17,9 @@ from compiler_svc.golden.steps import RankSteps
 from compiler_svc.lower.errors import XlaRunFailed
 from compiler_svc.lower.neuron.xla_runner import XlaRunner, xla_runner
 from compiler_svc.models.registry import describe_model
+from compiler_svc.models.specs import AdapterSlots
 from compiler_svc.models.token_ids import read_token_ids
-from compiler_svc.models.transforms import UNCHANGED, ModelChanges, Quantization
+from compiler_svc.models.transforms import UNCHANGED, Adapters, ModelChanges, Quantization
 from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
@@ -36,6 +37,7 @@ SUBMODELS: Final = (
     ("token_generation", 16),
     ("token_generation", 32),
 )
+ADAPTED: Final = ModelChanges(adapters=Adapters(slots=AdapterSlots(slots=2, rank=4)))
 QUANTIZED: Final = ModelChanges(fuses_qkv=True, quantization=Quantization(format="f8e4m3_per_channel"))
 
 
@@ -101,8 +103,9 @@ def describe(tiny: TinyModel, spec: GraphSpec) -> Manifest:
         ({"sampling": make_sampling(dynamic=True), "output_logits": False, "num_blocks": 12, "block_tokens": 32}, 2e-5),
         ({"sampling": HOST_SAMPLING, "dtype": "bfloat16"}, 5e-2),
         ({"sampling": HOST_SAMPLING, "tp_degree": 2, "model_changes": QUANTIZED}, 2e-5),
+        ({"sampling": HOST_SAMPLING, "tp_degree": 2, "model_changes": ADAPTED}, 2e-5),
     ],
-    ids=["logits", "two-ranks", "sampled-in-blocks", "bfloat16", "quantized"],
+    ids=["logits", "two-ranks", "sampled-in-blocks", "bfloat16", "quantized", "room-for-adapters"],
 )
 def test_logits_and_tokens_are_those_of_transformers(
     tiny: TinyModel, runner: XlaRunner, tmp_path: Path, changes: dict[str, Any], limit: float

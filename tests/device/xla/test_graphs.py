@@ -16,8 +16,10 @@ from bundle.abi.submodels import SubmodelName
 from compiler_svc.lower import xla
 from compiler_svc.lower.neuron.model_builder import OPERATORS
 from compiler_svc.models.registry import describe_model
-from compiler_svc.models.transforms import UNCHANGED, ModelChanges, Quantization
-from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.models.specs import AdapterSlots
+from compiler_svc.models.transforms import UNCHANGED, Adapters, ModelChanges, Quantization
+from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import describe_state, describe_submodel, list_adapter_tensors
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import write_tiny_model
 from tests.device.xla.cases import BUCKETS, CASES, PICKS
@@ -45,6 +47,9 @@ QUANTIZED: Final[Mapping[str, dict[str, Any]]] = {
     "int8_per_tensor": {},
     "f8e4m3_per_channel": {"dtype": "bfloat16"},
 }
+#: The same with room for adapters.
+ADAPTED: Final[Mapping[str, dict[str, Any]]] = {"adapters": {}, "adapters-bfloat16": {"dtype": "bfloat16"}}
+ROOM: Final = ModelChanges(fuses_qkv=True, adapters=Adapters(slots=AdapterSlots(slots=3, rank=4)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +86,8 @@ class GraphCase:
             replace(one, model_changes=ModelChanges(quantization=Quantization(format=one.name.rpartition("-")[0])))
             for one in cls._list((name, *MODEL, changes) for name, changes in QUANTIZED.items())
         ]
-        return _name([*cases, *families, *options, *quantized])
+        adapted = cls._list((name, *MODEL, changes) for name, changes in ADAPTED.items())
+        return _name([*cases, *families, *options, *quantized, *(replace(one, model_changes=ROOM) for one in adapted)])
 
     @classmethod
     def list_ranks(cls) -> list[Any]:
@@ -90,7 +96,8 @@ class GraphCase:
         picks = cls._list(
             (f"two-ranks-{name}", *MODEL, {"tp_degree": 2} | PICKS[name]) for name in ("sampled", "logits")
         )
-        return _name([*families, *picks])
+        adapted = cls._list([("two-ranks-adapters", *MODEL, {"tp_degree": 2})])
+        return _name([*families, *picks, *(replace(one, model_changes=ROOM) for one in adapted)])
 
     @classmethod
     def _list(cls, models: Iterable[tuple[str, str, dict[str, Any], dict[str, Any]]]) -> list[GraphCase]:
@@ -120,9 +127,15 @@ class GraphCase:
         described = describe_submodel(spec, self.submodel, self.bucket)
         made = make_submodel(tiny.checkpoint.config, spec, plan, described, changes=self.model_changes)
         with xla.register_operators(**OPERATORS["single"], **operators):
-            graph = trace_graph(made, load_shard(plan, tiny.checkpoint, rank))
+            graph = trace_graph(made, load_shard(plan, tiny.checkpoint, rank) | make_room(spec))
         check_graph(graph, {prod(tensor.shape) for tensor in describe_state(spec).tensors})
         return graph
+
+
+def make_room(spec: GraphSpec) -> dict[str, torch.Tensor]:
+    """A rank's empty slots."""
+    tensors = list_adapter_tensors(spec)
+    return {one.name: torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in tensors}
 
 
 def _name(cases: list[GraphCase]) -> list[Any]:

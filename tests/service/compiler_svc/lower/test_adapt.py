@@ -24,9 +24,9 @@ from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import ExecutableSpec
 from execution.forkserver.client import ForkserverClient
 from tests.checkpoints.tiny_models import TOLERANCE, deviation, write_tiny_model
-from tests.contract.families.test_adapters import RANKS, ROWS, draw_adapters, generate_on_ranks
 from tests.kernel_library import load_kernel
 from tests.parity.geometries import LLAMA_GEOMETRIES
+from tests.ranks.adapter_batches import RANKS, ROWS, draw_adapters, generate_on_ranks
 from tests.ranks.stepping import Run
 from tests.service.compiler_svc.lower.libraries import lower, open_library
 
