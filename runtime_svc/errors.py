@@ -203,17 +203,19 @@ class MemoryUnavailable(RuntimeServiceError, code="RESOURCE_EXHAUSTED"):
 
 
 class ExecutablesMissing(RuntimeServiceError, code="FAILED_PRECONDITION"):
-    """A bundle with weights only, which cannot be loaded by itself."""
+    """A bundle with weights or an adapter only, which cannot be loaded by itself."""
 
-    message = "{ref} has weights only: load the bundle that it was sharded for, then these with LoadWeights"
+    message = "{ref} has no executables: load the bundle that it was made for, then this one with {method}"
     ref: str
+    method: str
 
 
 class WeightsMissing(RuntimeServiceError, code="FAILED_PRECONDITION"):
-    """A bundle with executables only, which has no weights to give."""
+    """A bundle with executables or adapters only, which has no weights to give."""
 
-    message = "{ref} has no weights: it was compiled without them"
+    message = "{ref} has no weights: {detail}"
     ref: str
+    detail: Unsaid[str]
 
 
 class AliasFollowed(RuntimeServiceError, code="FAILED_PRECONDITION"):
@@ -225,7 +227,7 @@ class AliasFollowed(RuntimeServiceError, code="FAILED_PRECONDITION"):
 
 
 class GraphAbiMismatch(RuntimeServiceError, code="FAILED_PRECONDITION"):
-    """Weights that do not fit the running executables."""
+    """Weights or an adapter that do not fit the running executables."""
 
     message = "the weights fit graph ABI {actual}; the deployment runs {expected}"
     expected: str

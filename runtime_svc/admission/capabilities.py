@@ -18,6 +18,8 @@ from runtime_svc.engine.scheduler.buckets import BucketTable
 #: Features that every deployment of this runtime has.
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_TOKEN_IDS: Final = 1024
+#: Names of adapters that capabilities list.
+MAX_ADAPTERS: Final = 1000
 #: Size of the largest logits of one token. By default gRPC clients take messages of 4 MiB; some room is for the rest.
 MAX_LOGITS_BYTES: Final = (4 << 20) - (64 << 10)
 
@@ -60,8 +62,8 @@ class Capabilities:
     """The features and limits that a request may use; the API explains each.
 
     `async_mode` is true whatever the configuration says: the engine always writes the output of a step while the next
-    one runs, and if executables pick tokens, it calls the one after that meanwhile. `adapters` and
-    `speculation_length` say that the runtime has neither.
+    one runs, and if executables pick tokens, it calls the one after that meanwhile. `adapters` are
+    those of the bundle, the first of many; `speculation_length` says that the runtime speculates in no deployment.
     """
 
     max_context_length: int
@@ -86,6 +88,7 @@ class Capabilities:
     max_stop_token_ids: int = MAX_STOP_TOKEN_IDS
     async_mode: bool = True
     adapters: tuple[str, ...] = ()
+    adapter_slots: int = 0
     speculation_length: int = 0
     chat_templates: tuple[str, ...] = ()
     prefix_caching: bool = False
@@ -134,6 +137,8 @@ class Capabilities:
             sessions=buckets.find_room(1) > 0,
             # More could never be queued.
             max_num_sequences=min(engine.max_call_sequences, engine.queue_capacity + buckets.max_sequences),
+            adapters=tuple(sorted(adapter.name for adapter in manifest.adapters)[:MAX_ADAPTERS]),
+            adapter_slots=manifest.num_adapter_slots,
             stall_timeouts=engine.stall_timeouts,
             session_limits=engine.session_limits,
             submodels=tuple(map(_shapes_of, (buckets.context_encoding, buckets.token_generation))),

@@ -31,6 +31,10 @@ RULES: Final[Rules] = MappingProxyType(
                 "LoadBundle": _LOAD,
                 "UnloadBundle": _LOAD,
                 "LoadWeights": _LOAD,
+                "LoadAdapter": _LOAD,
+                "UnloadAdapter": _LOAD,
+                # It shows the caller's own, and with the scope admin those of all.
+                "ListAdapters": needs(Scope.INFER, Scope.LOAD, Scope.ADMIN, deployment=DEPLOYMENT_ID),
                 "ResetKVCache": replace(_LOAD, own=_OWN_SESSION),
                 "ListSessions": _INFER,
                 "GetDeployment": Rule(ANY_SCOPE.scopes, deployment=DEPLOYMENT_ID),

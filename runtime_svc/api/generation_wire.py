@@ -60,6 +60,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         stall=_stall_from_pb(request.stall_policy) if request.HasField("stall_policy") else None,
         session=_session_from_pb(request),
         cache_salt=request.cache_salt,
+        adapter=request.adapter,
         num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
         unserved=dict(_find_unserved(request)),
     )

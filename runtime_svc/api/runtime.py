@@ -15,6 +15,7 @@ from kiln.runtime.v1 import runtime_pb2_grpc
 from edge.access.principal import PRINCIPAL
 from edge.interceptor import describe_call
 from runtime_svc.api.runtime_wire import (
+    adapter_to_pb,
     deployment_info_to_pb,
     deployment_to_pb,
     policy_from_pb,
@@ -27,6 +28,7 @@ from runtime_svc.api.runtime_wire import (
     weight_policies_from_pb,
     weights_receipt_to_pb,
 )
+from runtime_svc.deployments.adapters import AdapterLoad
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
@@ -116,6 +118,32 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             yield pb.LoadWeightsResponse(result=weights_receipt_to_pb(await task, deployment))
         finally:
             task.cancel()
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> pb.LoadAdapterResponse:
+        """Loads an adapter for the caller."""
+        describe_call(deployment_id=request.deployment_id)
+        deployment = self._deployments.get(request.deployment_id)
+        load = AdapterLoad(PRINCIPAL.get().key, request.ref, request.name, request.replace)
+        record = await self._deployments.load_adapter(deployment, load)
+        return pb.LoadAdapterResponse(adapter=adapter_to_pb(record, deployment.list_loaded_adapters().get(record.key)))
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Any) -> pb.UnloadAdapterResponse:
+        """Takes the name from an adapter of the caller."""
+        describe_call(deployment_id=request.deployment_id)
+        deployment = self._deployments.get(request.deployment_id)
+        num_users = await self._deployments.unload_adapter(deployment, PRINCIPAL.get().key, request.name)
+        return pb.UnloadAdapterResponse(active_requests=num_users)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Any) -> pb.ListAdaptersResponse:
+        """Lists the adapters that the caller's requests can name; with the scope admin those of all."""
+        describe_call(deployment_id=request.deployment_id)
+        deployment = self._deployments.get(request.deployment_id)
+        loaded = deployment.list_loaded_adapters()
+        records = deployment.adapters.list_of(PRINCIPAL.get().reach)
+        return pb.ListAdaptersResponse(
+            adapters=[adapter_to_pb(record, loaded[record.key]) for record in records if record.key in loaded],
+            num_slots=0 if deployment.capabilities is None else deployment.capabilities.adapter_slots,
+        )
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         """Returns the server's version, target, cores, memory and deployments."""

@@ -19,6 +19,8 @@ from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.memory import measure_kept_state, measure_kept_weights
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
+from runtime_svc.deployments.records import AdapterRecord
+from runtime_svc.engine.adapters import LoadedAdapter
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.operations import InFlightPolicy, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.request import Session
@@ -119,7 +121,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         roles=[_target_role_to_pb(deployment)],
         cores=deployment.cores,
         capabilities=_capabilities_to_pb(deployment.capabilities),
-        load=None if engine is None else _load_to_pb(engine),
+        load=None if engine is None else _load_to_pb(engine, len(deployment.adapters)),
         message=deployment.trouble,
         create_time=timestamp_to_pb(deployment.created_at_s),
         weights_bytes=0 if engine is None else engine.ranks.weights_bytes,
@@ -170,6 +172,19 @@ def session_to_pb(session: Session, loop_started_at_s: float) -> pb.Session:
         running=session.user is not None,
         last_use_time=timestamp_to_pb(loop_started_at_s + session.last_used_s),
         expire_time=None if expires_s is None else timestamp_to_pb(loop_started_at_s + expires_s),
+    )
+
+
+def adapter_to_pb(record: AdapterRecord, loaded: LoadedAdapter | None) -> pb.Adapter:
+    """Converts what a name of an adapter means; None if that is another one by now."""
+    return pb.Adapter(
+        name=record.name,
+        digest=record.digest,
+        bundle_ref=record.ref,
+        bundle_digest=record.bundle_digest,
+        owner=record.owner or "",
+        slot=None if loaded is None else loaded.slot,
+        active_requests=0 if loaded is None else loaded.num_users,
     )
 
 
@@ -235,7 +250,7 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
     )
 
 
-def _load_to_pb(engine: Engine) -> pb.Load:
+def _load_to_pb(engine: Engine, num_adapters: int) -> pb.Load:
     kv = engine.scheduler.kv
     return pb.Load(
         used_slots=engine.scheduler.num_running,
@@ -248,4 +263,5 @@ def _load_to_pb(engine: Engine) -> pb.Load:
         block_tokens=kv.block_tokens,
         used_tokens=engine.scheduler.num_kv_tokens,
         queued_tokens=engine.scheduler.num_waiting_tokens,
+        adapters=num_adapters,
     )

@@ -24,16 +24,20 @@ from runtime_svc.admission.calls import (
     prompt_field,
 )
 from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.admission.chats import MAX_QUOTED_CHARS
 from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
+from runtime_svc.deployments.adapter_names import AdapterNames, FoundAdapter
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
+from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.followed import FollowedVersion
 from runtime_svc.deployments.memory import CoreMemory, MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
+from runtime_svc.engine.adapters import LoadedAdapter
 from runtime_svc.engine.engine import Engine, EngineState
-from runtime_svc.engine.request import Request
+from runtime_svc.engine.request import Adapter, Request
 from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, PromptLimitExceeded, RequestInvalid
 from runtime_svc.text.codec import TextCodec
@@ -116,6 +120,12 @@ class Deployment:
         self.progress = ProgressFeed()
         #: A weight load holds it.
         self.weights_lock = asyncio.Lock()
+        #: The adapters that requests can name. An earlier process may have loaded some that the engine lacks.
+        self.adapters = AdapterNames()
+        #: What gives a name its adapter holds it.
+        self.adapters_lock = asyncio.Lock()
+        #: Where the files come from that the engine writes into slots, by the adapter's digest; some it needs no more.
+        self.adapter_sources: dict[str, FoundAdapter] = {}
         self.is_unloading = False
         #: Called after its state, or what it follows, has changed.
         self.on_state_changed: Callable[[], None] = lambda: None
@@ -135,6 +145,7 @@ class Deployment:
         deployment.version = record.version
         deployment.weights = record.weights
         deployment.preferred_cores = record.cores
+        deployment.adapters = AdapterNames(record.adapters)
         deployment._recorded_epoch = record.weight_epoch
         deployment._should_be_ready = True
         return deployment
@@ -151,6 +162,7 @@ class Deployment:
             weights=self.weights,
             weight_epoch=self.weight_epoch,
             created_at_s=self.created_at_s,
+            adapters=self.adapters.list_owned(),
         )
 
     @property
@@ -212,8 +224,15 @@ class Deployment:
 
     @property
     def bundle_digests(self) -> set[str]:
-        """Digests of the bundles that it uses: the executables' and the weights'."""
+        """Digests of the bundles that it uses: the executables', the weights', and those of adapters.
+
+        An adapter that has lost its name is used until its last request has ended.
+        """
         digests = {self.digest, None if self.weights is None else self.weights.digest}
+        digests |= {record.bundle_digest for record in self.adapters.list_owned()}
+        if self.engine is not None:
+            is_loaded = self.engine.scheduler.adapters.is_loaded
+            digests |= {one.bundle.digest for digest, one in self.adapter_sources.items() if is_loaded(digest)}
         return {digest for digest in digests if digest is not None}
 
     @property
@@ -298,6 +317,9 @@ class Deployment:
         try:
             # The deployment may have changed state while threads worked.
             serving = self.require_serving()
+            adapter = self._find_adapter(call, serving.engine)
+            for request in requests:
+                request.adapter = adapter
             texts = [serving.text.sequence_text(call.stop_strings) for _ in requests]
             stream = serving.engine.submit(requests, texts, deadline_s=deadline_s)
         except BaseException:
@@ -325,6 +347,21 @@ class Deployment:
             return await serving.text.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except TextLimitExceeded as error:
             raise PromptLimitExceeded("token_ids", error.limit) from error
+
+    def list_loaded_adapters(self) -> dict[str, LoadedAdapter]:
+        """Returns the adapters that the engine has, by their records' keys."""
+        return {} if self.engine is None else {one.key: one for one in self.engine.list_adapters()}
+
+    def _find_adapter(self, call: GenerationCall, engine: Engine) -> Adapter | None:
+        """Returns the adapter that a call names; None if it names none."""
+        if not call.adapter:
+            return None
+        record = self.adapters.find(call.caller, call.adapter)
+        adapter = None if record is None else engine.find_adapter(record.key)
+        if adapter is None:
+            name, accepted = call.adapter[:MAX_QUOTED_CHARS], self.adapters.list_accepted(call.caller)
+            raise AdapterNotFound(self.deployment_id, "adapter", name, accepted)
+        return adapter
 
     def _tell_state(self) -> None:
         self._should_be_ready |= self.state is DeploymentState.READY

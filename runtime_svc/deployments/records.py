@@ -44,6 +44,25 @@ class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that a name means: the adapter's digest, and the reference and digest of the bundle that it is from.
+
+    `owner` is the key of the principal who has loaded it. It is None if the adapter is in the deployment's own bundle,
+    which serves all and is in no file of records; the reference is empty then.
+    """
+
+    owner: str | None
+    name: str
+    digest: str
+    ref: str = ""
+    bundle_digest: str
+
+    @property
+    def key(self) -> str:
+        """What the engine knows it by. Names have no line breaks."""
+        return self.name if self.owner is None else f"{self.name}\n{self.owner}"
+
+
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All that the next process needs in order to load a deployment again as it was."""
 
@@ -59,6 +78,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightsRecord | None
     weight_epoch: int
     created_at_s: float
+    #: Those that LoadAdapter has loaded.
+    adapters: tuple[AdapterRecord, ...] = ()
 
     @property
     def key(self) -> str:

@@ -17,12 +17,15 @@ from bundle.host.backoff import backoff_delays
 from bundle.host.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from edge.supervision import begin_task, report_failure
+from runtime_svc.admission.chats import MAX_QUOTED_CHARS
+from runtime_svc.deployments.adapters import AdapterLoad, load_adapter, prepare_adapter, unload_adapter
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.names import check_spec
 from runtime_svc.deployments.quarantine import LoadQuarantine
-from runtime_svc.deployments.records import DeploymentRecord, RecordStore
+from runtime_svc.deployments.records import AdapterRecord, DeploymentRecord, RecordStore
 from runtime_svc.deployments.resources import Resources, check_bundle
 from runtime_svc.deployments.retries import (
     FIRST_RETRY_S,
@@ -72,6 +75,7 @@ class Deployments:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._unloads: dict[str, asyncio.Task[int]] = {}
         self._saves: set[asyncio.Task[None]] = set()
+        self._loading_adapters: set[asyncio.Task[AdapterRecord]] = set()
         self._is_shutting_down = False
         self._last_digests: set[str] | None = None
 
@@ -178,6 +182,37 @@ class Deployments:
         await asyncio.shield(saves[0])
         return receipt
 
+    async def load_adapter(self, deployment: Deployment, load: AdapterLoad) -> AdapterRecord:
+        """Lets the requests of a principal name an adapter; see `adapters.load_adapter`.
+
+        Raises:
+            KilnError: The load failed; the name means what it meant before.
+        """
+        if self._is_shutting_down:
+            raise ShuttingDown
+        found = await prepare_adapter(deployment, load, self.library)
+        loading = load_adapter(deployment, found, replace=load.replace, save=lambda: self._save(deployment))
+        record = await asyncio.shield(begin_task(loading, self._loading_adapters))
+        # Another adapter may have lost its name.
+        self.on_bundles_changed()
+        return record
+
+    async def unload_adapter(self, deployment: Deployment, owner: str, name: str) -> int:
+        """Takes the meaning from a principal's name of an adapter; returns how many requests go on with it.
+
+        Raises:
+            AdapterNotFound: The principal has loaded no adapter of this name.
+            StateUnwritable: The name has no meaning any more, but may have it again after a restart.
+        """
+        record = deployment.adapters.find_own(owner, name)
+        if record is None:
+            accepted = deployment.adapters.list_accepted(owner, only_own=True)
+            raise AdapterNotFound(deployment.deployment_id, "name", name[:MAX_QUOTED_CHARS], accepted)
+        loaded = deployment.list_loaded_adapters().get(record.key)
+        unload_adapter(deployment, record)
+        await asyncio.shield(self._save(deployment))
+        return 0 if loaded is None else loaded.num_users
+
     async def shut_down(self, timeout_s: float) -> None:
         """Refuses new requests, waits up to `timeout_s` for running ones, ends the others, then ends every rank.
 
@@ -198,7 +233,7 @@ class Deployments:
                 _abort_requests(deployment)
             else:
                 self._begin_unload(deployment, InFlightPolicy.ABORT, is_final=False)
-        await asyncio.gather(*self._unloads.values(), *self._saves, return_exceptions=True)
+        await asyncio.gather(*self._unloads.values(), *self._loading_adapters, *self._saves, return_exceptions=True)
 
     def _add_and_begin(self, deployment: Deployment) -> Deployment:
         self._add(deployment)

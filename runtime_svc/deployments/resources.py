@@ -102,7 +102,7 @@ class Resources:
 def check_bundle(bundle: ResolvedBundle, resources: Resources) -> None:
     """Checks that this host can run a bundle."""
     if not bundle.manifest.has_executables:
-        raise ExecutablesMissing(bundle.ref)
+        raise ExecutablesMissing(bundle.ref, "LoadAdapter" if bundle.manifest.adapters else "LoadWeights")
     _check_target(bundle.manifest, resources)
 
 

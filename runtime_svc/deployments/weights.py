@@ -48,7 +48,9 @@ async def load_weights(
         resolved = await load.find()
         assert deployment.bundle is not None
         if not resolved.manifest.has_weights:
-            raise WeightsMissing(resolved.ref)
+            has_adapter = resolved.manifest.adapters and not resolved.manifest.has_executables
+            detail = "LoadAdapter takes its adapter" if has_adapter else "it was compiled without them"
+            raise WeightsMissing(resolved.ref, detail)
         compare_manifests(deployment.bundle.manifest, resolved.manifest)
         with resources.staging(deployment, resolved.manifest):
             need = resources.find_weights_need(resolved.manifest)

@@ -101,14 +101,15 @@ class AdapterSlots:
         return digest in self._loaded
 
     def load(self, key: str, adapter: Adapter, paths_by_rank: Mapping[int, Path]) -> None:
-        """Makes a key mean an adapter, whose files are checked. If it does already, nothing changes.
+        """Makes a key mean an adapter, whose files are checked. Slots are written from the files that came last.
 
-        If the key meant another one, requests that have come before go on with that.
+        If the key meant another adapter, requests that have come before go on with that.
         """
         assert self._slots, f"{adapter.name} has no slot to go to"
         previous = self._keys.get(key)
         self._keys[key] = adapter
-        self._loaded.setdefault(adapter.digest, _Loaded(adapter.digest, paths_by_rank))
+        loaded = self._loaded.setdefault(adapter.digest, _Loaded(adapter.digest, paths_by_rank))
+        loaded.paths_by_rank = paths_by_rank
         if previous is not None:
             self._drop_unused(self._loaded[previous.digest])
 

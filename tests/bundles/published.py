@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 
 from bundle.digest import sha256_bytes
 from bundle.errors import BundleError
-from bundle.manifest import Manifest, Tokenizer, TokenizerFile
+from bundle.manifest import BundledAdapter, Manifest, Tokenizer, TokenizerFile
 from bundle.store.layout import Layout
 from bundle.store.oci import TOKENIZER_TYPE, WEIGHTS_TYPE
 from bundle.store.reader import open_bundle
@@ -52,9 +52,13 @@ def publish(
     executable: bytes = b"executable",
     has_executables: bool = True,
     has_weights: bool = True,
+    adapters: Mapping[str, int] | None = None,
     **manifest_options: Any,
 ) -> str:
-    """Publishes a bundle whose weights are a bias; returns its digest."""
+    """Publishes a bundle whose weights are a bias; returns its digest.
+
+    Each of `adapters` adds its number to the bias; without executables and weights, they are all that the bundle has.
+    """
     writer = BundleWriter(layout)
     if has_executables:
         writer.add_blob(executable, EXPORTED_PROGRAM.media_type, "executables/fake")
@@ -79,12 +83,28 @@ def publish(
     )
     if not has_executables:
         manifest = msgspec.structs.replace(manifest, executables=())
-    if not has_weights:
-        (weight_set,) = manifest.weight_sets
+    manifest = msgspec.structs.replace(
+        manifest, adapters=tuple(_add_adapter(writer, manifest, *one) for one in (adapters or {}).items())
+    )
+    if not has_weights and not has_executables:
+        manifest = msgspec.structs.replace(manifest, weight_sets=())
+    elif not has_weights:
+        weight_set, *mutable = manifest.weight_sets
         shards = [msgspec.structs.replace(shard, blob=None, size_bytes=0) for shard in weight_set.shards]
-        weight_sets = (msgspec.structs.replace(weight_set, shards=tuple(shards)),)
+        weight_sets = (msgspec.structs.replace(weight_set, shards=tuple(shards)), *mutable)
         manifest = msgspec.structs.replace(manifest, weight_sets=weight_sets)
     return writer.publish(manifest)
+
+
+def _add_adapter(writer: BundleWriter, manifest: Manifest, name: str, number: int) -> BundledAdapter:
+    """Of the tensors of a slot; a fake rank reads the number from its file."""
+    data = str(number).encode()
+    blob = writer.add_blob(data, WEIGHTS_TYPE, f"adapters/{name}").digest
+    shards = [
+        msgspec.structs.replace(shard.entry(), blob=blob, size_bytes=len(data))
+        for shard in manifest.shards(mutable=True)
+    ]
+    return BundledAdapter(name=name, digest=sha256_bytes(data), shards=tuple(shards))
 
 
 class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):

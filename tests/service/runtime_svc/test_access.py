@@ -48,6 +48,9 @@ CALLS: dict[str, Any] = {
     "LoadBundle": runtime.LoadBundleRequest(deployment_id="code", ref="story"),
     "UnloadBundle": runtime.UnloadBundleRequest(deployment_id="code"),
     "LoadWeights": runtime.LoadWeightsRequest(deployment_id="code", ref="story"),
+    "LoadAdapter": runtime.LoadAdapterRequest(deployment_id="code", ref="story"),
+    "UnloadAdapter": runtime.UnloadAdapterRequest(deployment_id="code", name="a"),
+    "ListAdapters": runtime.ListAdaptersRequest(deployment_id="code"),
     "ResetKVCache": runtime.ResetKVCacheRequest(deployment_id="code"),
     "GetDeployment": runtime.GetDeploymentRequest(deployment_id="code"),
 }

@@ -251,7 +251,6 @@ NOT_YET: list[tuple[str, pb.GenerateRequest, str]] = [
     ("sampling.logit_bias", sample(logit_bias={5: 0}), "got set; accepted: unset"),
     ("constraint", ask(constraint=pb.OutputConstraint(json_schema="{}")), "got set; accepted: unset"),
     ("priority", ask(priority=-1), "got -1; accepted: unset or 0"),
-    ("adapter", ask(adapter="sql"), "got 'sql'; accepted: unset"),
 ]
 
 

@@ -106,7 +106,9 @@ class GenerateRequest(_message.Message):
     as the KV cache has kept it. One request at a time. Only where `Capabilities.sessions` is true.
     """
     adapter: _builtins.str
-    """Adapter to use, one of `Capabilities.adapters`. Not served yet."""
+    """Adapter that changes the model for this request, by a name of the caller's (LoadAdapter), or else of the bundle's. Unset:
+    the model alone. Only where `Capabilities.adapter_slots` is not 0.
+    """
     cache_salt: _builtins.str
     """Shares cached prefixes with the caller's requests of the same salt only: another principal's find them never, so that
     none learns from the time to the first token what others have sent. Callers behind one gateway are one principal. At most 256 characters. Default: empty, as a salt of its own.

@@ -367,6 +367,7 @@ class Capabilities(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATES_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
     max_context_length: _builtins.int
     """Longest prompt, in tokens."""
     max_length: _builtins.int
@@ -411,6 +412,8 @@ class Capabilities(_message.Message):
     """Whether requests can continue sessions."""
     max_num_sequences: _builtins.int
     """Most sequences of a request; 0 from runtimes that generate one."""
+    adapter_slots: _builtins.int
+    """Adapters that are in the ranks' memory at once; 0 if the executables have no room for any."""
     @_builtins.property
     def default_sampling(self) -> Global___DefaultSampling:
         """Values that unset sampling fields take."""
@@ -425,7 +428,9 @@ class Capabilities(_message.Message):
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """LoRA adapters that requests can name, by id."""
+        """Names of the LoRA adapters that come with the bundle, which all requests can use: the first 1000. ListAdapters also
+        lists those that the caller has loaded.
+        """
 
     @_builtins.property
     def chat_templates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -461,10 +466,11 @@ class Capabilities(_message.Message):
         sessions: _builtins.bool = ...,
         max_num_sequences: _builtins.int = ...,
         chat_templates: _abc.Iterable[_builtins.str] | None = ...,
+        adapter_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "chat_templates", b"chat_templates", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_num_sequences", b"max_num_sequences", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "sessions", b"sessions", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "chat_templates", b"chat_templates", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_num_sequences", b"max_num_sequences", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "sessions", b"sessions", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -548,6 +554,7 @@ class Load(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     USED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     used_slots: _builtins.int
     """KV slots that sequences hold."""
     total_slots: _builtins.int
@@ -568,6 +575,8 @@ class Load(_message.Message):
     """Tokens whose keys and values the cache holds for running requests."""
     queued_tokens: _builtins.int
     """Tokens of the prompts of waiting requests."""
+    adapters: _builtins.int
+    """Names of adapters that requests can use, of all principals and the bundle."""
     def __init__(
         self,
         *,
@@ -581,10 +590,11 @@ class Load(_message.Message):
         block_tokens: _builtins.int = ...,
         used_tokens: _builtins.int = ...,
         queued_tokens: _builtins.int = ...,
+        adapters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "queue_capacity", b"queue_capacity", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "steps", b"steps", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "used_blocks", b"used_blocks", "used_slots", b"used_slots", "used_tokens", b"used_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_tokens", b"block_tokens", "queue_capacity", b"queue_capacity", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "steps", b"steps", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "used_blocks", b"used_blocks", "used_slots", b"used_slots", "used_tokens", b"used_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,11 +622,11 @@ class Adapter(_message.Message):
     bundle_digest: _builtins.str
     """Digest of the bundle that it comes from."""
     owner: _builtins.str
-    """Principal that loaded it; empty if it came with the deployment's bundle, and serves all."""
+    """Principal that loaded it; empty if none was known, and if it came with the deployment's bundle, and serves all."""
     slot: _builtins.int
     """Slot of the ranks that it is in; unset if it is in none, and will be written into one for its next request."""
     active_requests: _builtins.int
-    """Running and waiting requests with it."""
+    """Running and waiting requests with it, under whatever name, of all principals."""
     def __init__(
         self,
         *,

@@ -178,9 +178,10 @@ class RuntimeServiceServicer:
         name means already changes nothing.
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND,
         FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ADAPTERS_UNSUPPORTED where the executables have no room for
-        adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle has none or several, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+        adapters, FAILED_PRECONDITION/ADAPTER_MISSING where the bundle is not one adapter and nothing else, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
         FAILED_PRECONDITION/WEIGHTS_INVALID, ALREADY_EXISTS/ADAPTER_EXISTS where the name means another adapter and `replace` is
-        false, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and INTERNAL/STATE_UNWRITABLE.
+        false, RESOURCE_EXHAUSTED/TOO_MANY_ADAPTERS, DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE and
+        INTERNAL/STATE_UNWRITABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -100,3 +100,13 @@ def test_salt_is_bounded_and_reaches_the_request() -> None:
         check_call(GenerationCall("a", prompt, cache_salt="s" * 257), CAPABILITIES[0])
     assert [(one.field, one.value) for one in caught.value.violations] == [("cache_salt", "257 characters")]
     assert admit(GenerationCall("a", prompt, cache_salt="s"), [5], CAPABILITIES[0], now_s=0.0)[0].cache_salt == "s"
+
+
+def test_adapters_need_room_in_the_executables() -> None:
+    call = GenerationCall("a", TokenPrompt((5,)), adapter="x" * 1000)
+    with pytest.raises(FeatureNotServed) as caught:
+        check_call(call, CAPABILITIES[0])
+    (violation,) = caught.value.violations
+    assert violation.field == "adapter"
+    assert len(violation.value) < 100
+    check_call(call, Capabilities.from_manifest(make_manifest(num_adapter_slots=2)))

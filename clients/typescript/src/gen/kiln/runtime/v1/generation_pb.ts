@@ -126,7 +126,8 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
   sessionId: string;
 
   /**
-   * Adapter to use, one of `Capabilities.adapters`. Not served yet.
+   * Adapter that changes the model for this request, by a name of the caller's (LoadAdapter), or else of the bundle's. Unset:
+   * the model alone. Only where `Capabilities.adapter_slots` is not 0.
    *
    * @generated from field: string adapter = 13;
    */

@@ -1,0 +1,252 @@
+"""Loads adapters into a running deployment, and those that it had into one that is being loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from bundle.errors import BundleNotFound, FieldViolation, KilnError
+from bundle.manifest import BundledAdapter, Manifest, WeightTensor
+from bundle.reference import ACCEPTED_ADAPTER_NAME, is_adapter_name
+from bundle.store.reader import Bundle
+from execution.errors import WeightsInvalid
+from runtime_svc.admission.chats import MAX_QUOTED_CHARS
+from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.bundles.private_files import find_changed_file
+from runtime_svc.bundles.source import ResolvedBundle
+from runtime_svc.deployments.adapter_names import FoundAdapter
+from runtime_svc.deployments.deployment import Deployment
+from runtime_svc.deployments.errors import AdapterMissing, AdaptersUnsupported
+from runtime_svc.deployments.names import check_ref
+from runtime_svc.deployments.records import AdapterRecord
+from runtime_svc.deployments.retries import RETRIED
+from runtime_svc.engine.engine import Engine
+from runtime_svc.engine.request import Adapter
+from runtime_svc.errors import GraphAbiMismatch, RequestInvalid
+
+_log = structlog.get_logger("adapters")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """One load of an adapter for its owner; without a name, it gets the one that it has in its bundle."""
+
+    owner: str
+    ref: str
+    name: str = ""
+    replace: bool = False
+
+
+async def prepare_adapter(deployment: Deployment, load: AdapterLoad, library: BundleLibrary) -> FoundAdapter:
+    """Finds the adapter of a bundle, and checks that it can be loaded under its name.
+
+    Raises:
+        AdaptersUnsupported, AdapterMissing, GraphAbiMismatch, WeightsInvalid: Deployment and bundle do not fit.
+        AdapterExists, TooManyAdapters: See `AdapterNames.require_room`.
+        KilnError: The bundle cannot be found, fetched or verified.
+    """
+    check_ref(load.ref)
+    if load.name:
+        _check_name(load.name)
+    engine = deployment.require_loaded().engine
+    assert deployment.bundle is not None
+    if not deployment.bundle.manifest.num_adapter_slots:
+        raise AdaptersUnsupported(deployment.deployment_id)
+    resolved = await library.resolve(load.ref)
+    adapter = _find_only(resolved)
+    _compare(deployment.bundle.manifest, resolved.manifest, adapter)
+    record = AdapterRecord(
+        owner=load.owner,
+        name=load.name or adapter.name,
+        digest=adapter.digest,
+        ref=load.ref,
+        bundle_digest=resolved.digest,
+    )
+    _check_name(record.name)
+    deployment.adapters.require_room(record, replace=load.replace)
+    found = FoundAdapter(record, adapter, await _fetch(library, resolved))
+    await engine.check_adapter(found.paths_by_rank())
+    return found
+
+
+async def load_adapter(
+    deployment: Deployment, found: FoundAdapter, *, replace: bool, save: Callable[[], Awaitable[None]]
+) -> AdapterRecord:
+    """Makes a name of a principal mean an adapter, once `save` has recorded that; returns what the name means then.
+
+    If the name means the adapter already, only the files are others from then on. After an error it means what it meant
+    before.
+
+    Raises:
+        AdapterExists, TooManyAdapters: Others have loaded adapters since `prepare_adapter`.
+        KilnError: `save` failed, or the deployment serves no more.
+    """
+    names, record = deployment.adapters, found.record
+    async with deployment.adapters_lock:
+        engine = deployment.require_loaded().engine
+        names.require_room(record, replace=replace)
+        meant = engine.find_adapter(record.key)
+        # A name whose adapter was lost at a restart has a record, and means none.
+        if meant is None or meant.digest != record.digest:
+            names.pending = record
+            try:
+                await save()
+            finally:
+                names.pending = None
+            names.add(record)
+        _enter(deployment, engine, found)
+        assert record.owner is not None
+        return names.find_own(record.owner, record.name) or record
+
+
+def unload_adapter(deployment: Deployment, record: AdapterRecord) -> None:
+    """Takes the meaning from a name, which has one. Requests that have come before go on with its adapter."""
+    deployment.adapters.remove(record)
+    if deployment.engine is not None:
+        deployment.engine.unload_adapter(record.key)
+        _forget_unused_files(deployment, deployment.engine)
+
+
+def find_changed_adapters(deployment: Deployment, engine: Engine) -> list[tuple[str, str]]:
+    """Returns the digests of adapters that a file has been written of since it was verified, and the file's title.
+
+    Those of the deployment's own bundle are not among them, see `GroupLauncher.find_changed`.
+    """
+    changed = []
+    for digest, source in list(deployment.adapter_sources.items()):
+        if source.bundle.digest != deployment.digest and engine.scheduler.adapters.is_loaded(digest):
+            title = find_changed_file(source.bundle)
+            if title is not None:
+                changed.append((digest, title))
+    return changed
+
+
+def lose_adapter(deployment: Deployment, engine: Engine, digest: str, cause: str) -> None:
+    """Ends the requests of an adapter whose files are not what they were; its names mean none until it is loaded."""
+    for record in deployment.adapters.list_owned():
+        if record.digest == digest:
+            engine.unload_adapter(record.key)
+            _log_loss(deployment, record, cause)
+    engine.requests.end_adapter(digest, cause)
+    _forget_unused_files(deployment, engine)
+
+
+async def find_adapters(deployment: Deployment, bundle: Bundle, library: BundleLibrary) -> list[FoundAdapter]:
+    """Finds the adapters of a deployment that is being loaded: those of its bundle, and those of an earlier process.
+
+    One of these whose bundle is gone or damaged is left out: its name means no adapter until it is loaded again. The
+    blobs of `bundle` need not be verified yet.
+
+    Raises:
+        KilnError: The bundle of one cannot be had now; a later try may succeed.
+    """
+    found = []
+    for adapter in bundle.manifest.adapters:
+        record = AdapterRecord(owner=None, name=adapter.name, digest=adapter.digest, bundle_digest=bundle.digest)
+        found.append(FoundAdapter(record, adapter, bundle))
+    for record in deployment.adapters.list_owned():
+        try:
+            resolved = await library.resolve(record.bundle_digest)
+            adapter = _find_only(resolved)
+            _compare(bundle.manifest, resolved.manifest, adapter)
+            found.append(FoundAdapter(record, adapter, await _fetch(library, resolved)))
+        except KilnError as error:
+            if isinstance(error, RETRIED) and not isinstance(error, BundleNotFound):
+                raise
+            _log_loss(deployment, record, str(error))
+    return found
+
+
+async def enter_found(deployment: Deployment, engine: Engine, found: list[FoundAdapter]) -> None:
+    """Loads the adapters of `find_adapters` into a new engine.
+
+    Raises:
+        WeightsInvalid: A file of the deployment's own bundle does not fit; such adapters of principals are left out.
+    """
+    for one in found:
+        owner, name = one.record.owner, one.record.name
+        if owner is not None and deployment.adapters.find_own(owner, name) != one.record:
+            # It has been unloaded meanwhile.
+            continue
+        try:
+            await engine.check_adapter(one.paths_by_rank())
+        except WeightsInvalid as error:
+            if owner is None:
+                raise
+            _log_loss(deployment, one.record, str(error))
+        else:
+            deployment.adapters.add(one.record)
+            _enter(deployment, engine, one)
+
+
+def _enter(deployment: Deployment, engine: Engine, found: FoundAdapter) -> None:
+    record = found.record
+    known = deployment.adapter_sources.get(record.digest)
+    # The deployment's own bundle is verified whenever ranks start, and its adapters stay loaded.
+    source = found if known is None or known.bundle.digest != deployment.digest else known
+    deployment.adapter_sources[record.digest] = source
+    replaced = engine.find_adapter(record.key)
+    engine.load_adapter(record.key, Adapter(record.name, record.digest), source.paths_by_rank())
+    if replaced is not None:
+        _forget_unused_files(deployment, engine)
+
+
+def _forget_unused_files(deployment: Deployment, engine: Engine) -> None:
+    is_loaded, sources = engine.scheduler.adapters.is_loaded, deployment.adapter_sources
+    deployment.adapter_sources = {digest: source for digest, source in sources.items() if is_loaded(digest)}
+
+
+async def _fetch(library: BundleLibrary, resolved: ResolvedBundle) -> Bundle:
+    bundle = await library.fetch(resolved, lambda *_: None)
+    await library.verify(bundle)
+    return bundle
+
+
+def _find_only(resolved: ResolvedBundle) -> BundledAdapter:
+    """Returns the adapter of a bundle that has one, and nothing else."""
+    manifest = resolved.manifest
+    if manifest.has_executables or manifest.weight_sets:
+        raise AdapterMissing(resolved.ref, "executables or weights")
+    if len(manifest.adapters) != 1:
+        raise AdapterMissing(resolved.ref, f"{len(manifest.adapters)} adapters")
+    return manifest.adapters[0]
+
+
+def _compare(serving: Manifest, offered: Manifest, adapter: BundledAdapter) -> None:
+    """Checks that the ranks of executables can write an adapter into their slots."""
+    if serving.graph_abi_digest != offered.graph_abi_digest:
+        raise GraphAbiMismatch(serving.graph_abi_digest, offered.graph_abi_digest)
+    shards = {shard.rank: shard for shard in adapter.shards}
+    for slot in serving.shards(mutable=True):
+        accepted = {tensor.name: tensor for tensor in slot.entry().tensors}
+        given = {tensor.name: tensor for tensor in shards[slot.rank].tensors} if slot.rank in shards else {}
+        violations = [
+            FieldViolation(f"tensors[{name}]", _describe(given.get(name)), _describe(accepted.get(name)))
+            for name in sorted(accepted.keys() | given.keys())
+            if accepted.get(name) != given.get(name)
+        ]
+        if violations:
+            detail = f"{len(violations)} tensors differ from those of a slot, the first: {violations[0]}"
+            raise WeightsInvalid(slot.rank, detail, violations)
+
+
+def _describe(tensor: WeightTensor | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _check_name(name: str) -> None:
+    if not is_adapter_name(name):
+        raise RequestInvalid([FieldViolation("name", repr(name[:MAX_QUOTED_CHARS]), ACCEPTED_ADAPTER_NAME)])
+
+
+def _log_loss(deployment: Deployment, record: AdapterRecord, error: str) -> None:
+    _log.error(
+        "an adapter is lost until it is loaded again",
+        deployment_id=deployment.deployment_id,
+        adapter=record.name,
+        owner=record.owner,
+        bundle=record.bundle_digest,
+        error=error,
+    )
