@@ -68,6 +68,8 @@ class GenerateOptions(TypedDict, total=False):
     """Longest time without reading, from 1 second to the server's bound for the action, which is the default."""
     cache_salt: str
     """Share cached prefixes with requests of the same salt only. At most 256 characters."""
+    adapter: str
+    """Adapter that changes the model for this request, one of `list_adapters`. Default: none."""
     session_id: str
     """Session that the request continues: what its prompt shares with the sequence before it is not computed again. One
     request at a time."""
@@ -182,6 +184,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         output=OutputOptions(logprobs=options.get("logprobs"), logits=options.get("logits", False)),
         cache_salt=options.get("cache_salt", ""),
         session_id=options.get("session_id", ""),
+        adapter=options.get("adapter", ""),
         num_sequences=options.get("num_sequences"),
     )
     if (steps := options.get("capture_inputs")) is not None:

@@ -210,6 +210,31 @@ class AsyncRuntime(ServiceClient):
                 on_progress(event.progress)
         raise StreamIncomplete("no result")
 
+    async def load_adapter(
+        self, deployment_id: str, ref: str, *, name: str = "", replace: bool = False, timeout_s: float | None = None
+    ) -> runtime_pb2.Adapter:
+        """Lets the caller's requests name the adapter of a bundle.
+
+        Args:
+            deployment_id: The deployment.
+            ref: Reference of the bundle that has the adapter.
+            name: What requests call it. Default: its name in the bundle.
+            replace: If the name is the caller's and means another adapter, let it mean this one.
+            timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
+        """
+        request = runtime_pb2.LoadAdapterRequest(deployment_id=deployment_id, ref=ref, name=name, replace=replace)
+        return (await self._ask(self._runtime.LoadAdapter, request, timeout_s or self.timeouts.load_s)).adapter
+
+    async def unload_adapter(self, deployment_id: str, name: str) -> runtime_pb2.UnloadAdapterResponse:
+        """Takes the name from an adapter that the caller has loaded; requests that use it go on."""
+        request = runtime_pb2.UnloadAdapterRequest(deployment_id=deployment_id, name=name)
+        return await self._ask(self._runtime.UnloadAdapter, request, self.timeouts.change_s)
+
+    async def list_adapters(self, deployment_id: str) -> runtime_pb2.ListAdaptersResponse:
+        """Lists the adapters that the caller's requests can name, ordered by name, and counts the ranks' slots."""
+        request = runtime_pb2.ListAdaptersRequest(deployment_id=deployment_id)
+        return await self._ask(self._runtime.ListAdapters, request, self.timeouts.read_s)
+
     async def reset_kv_cache(
         self,
         deployment_id: str,

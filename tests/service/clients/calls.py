@@ -44,6 +44,8 @@ TOO_LATE = generation_pb2.AbortResponse(outcome=generation_pb2.AbortResponse.OUT
 UNLOADED = runtime_pb2.UnloadBundleResponse(aborted_requests=2)
 RECEIPT = runtime_pb2.ResetKVCacheResponse(zeroed_bytes=5)
 SESSION = runtime_pb2.Session(id="s")
+UNUSED = runtime_pb2.UnloadAdapterResponse(active_requests=1)
+ADAPTERS = runtime_pb2.ListAdaptersResponse(adapters=[runtime_pb2.Adapter(name="arr")], num_slots=4)
 INFO = runtime_pb2.GetServerInfoResponse(version="1")
 
 
@@ -173,6 +175,14 @@ RUNTIME_CASES = [
         SWAPPING,
         WEIGHTS,
     ),
+    _field(
+        "LoadAdapter",
+        lambda c: c.load_adapter("demo", "pirate:v1", name="arr", replace=True),
+        f'{DEMO} ref: "pirate:v1" name: "arr" replace: true',
+        adapter=runtime_pb2.Adapter(name="arr"),
+    ),
+    _unary("UnloadAdapter", lambda c: c.unload_adapter("demo", "arr"), f'{DEMO} name: "arr"', UNUSED),
+    _unary("ListAdapters", lambda c: c.list_adapters("demo"), DEMO, ADAPTERS),
     _unary("ResetKVCache", lambda c: c.reset_kv_cache("demo"), DEMO, RECEIPT),
     _field("ListSessions", lambda c: c.list_sessions("demo"), DEMO, sessions=[SESSION]),
     _field("ListDeployments", lambda c: c.list_deployments(), "", deployments=[DEPLOYMENT]),

@@ -17,6 +17,7 @@ from kiln_client.cli.compile.compile import compile_command, shard_weights_comma
 from kiln_client.cli.compile.operations import operations_group
 from kiln_client.cli.compile.plan import plan_command
 from kiln_client.cli.compile.quantize import quantize_command
+from kiln_client.cli.deployment.adapters import adapters_group
 from kiln_client.cli.deployment.deployments import (
     load_command,
     load_weights_command,
@@ -111,6 +112,7 @@ for _command in (
     status_command,
     generate_command,
     load_weights_command,
+    adapters_group,
     sessions_command,
     reset_kv_command,
     tokenize_command,

@@ -104,6 +104,22 @@ def _sessions() -> runtime_pb2.ListSessionsResponse:
     return runtime_pb2.ListSessionsResponse(sessions=[idle, used])
 
 
+def _adapters() -> dict[str, Any]:
+    house = runtime_pb2.Adapter(name="house", digest=OTHER, bundle_digest=samples.DIGEST, slot=0, active_requests=3)
+    pirate = runtime_pb2.Adapter(
+        name="pirate", digest=samples.DIGEST, bundle_ref="pirate:v2", bundle_digest=OTHER, owner="alice"
+    )
+    deployment = samples.deployment()
+    deployment.capabilities.adapters.append("house")
+    deployment.capabilities.adapter_slots, deployment.load.adapters = 4, 2
+    return {
+        **_shown(deployment),
+        "ListAdapters": runtime_pb2.ListAdaptersResponse(adapters=[house, pirate], num_slots=4),
+        "LoadAdapter": runtime_pb2.LoadAdapterResponse(adapter=pirate),
+        "UnloadAdapter": runtime_pb2.UnloadAdapterResponse(active_requests=1),
+    }
+
+
 def _operation(name: str, stage: str, **fields: Any) -> Operation:
     operation = Operation(name=name, **fields)
     number = compiler_pb2.CompileStage.Value(f"COMPILE_STAGE_{stage}")
@@ -329,6 +345,11 @@ SCENES: Final[dict[str, dict[str, Any]]] = {
         )
     },
     "sessions": {"ListSessions": _sessions()},
+    "adapters": _adapters(),
+    "no room for adapters": {
+        "ListAdapters": runtime_pb2.ListAdaptersResponse(),
+        "LoadAdapter": refusal("FAILED_PRECONDITION", "ADAPTERS_UNSUPPORTED", "no room", deployment_id="demo"),
+    },
     "bundles": {
         "ListBundles": bundle_pb2.ListBundlesResponse(bundles=[samples.bundle(3), samples.bundle(2)]),
         "GetBundle": bundle_pb2.GetBundleResponse(

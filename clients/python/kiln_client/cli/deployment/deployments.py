@@ -120,6 +120,12 @@ _SETTINGS: Final = (
     ),
     Row("prompts", "{prompts}; what is too long is {capabilities.input_truncation:cut/refused}"),
     Row("outputs", _outputs),
+    Row(
+        "adapters",
+        "{load.adapters} loaded, {capabilities.adapter_slots} in the ranks at once",
+        needs="capabilities.adapter_slots",
+    ),
+    Row("adapters", "of the bundle: {capabilities.adapters}", needs="capabilities.adapters"),
 )
 _KEPT: Final = Row("kept as", "{kind} {format}: {size_bytes:size}")
 _SHAPES: Final = Row("{submodel}", "{tokens} tokens, batch {batch_size}{side}")

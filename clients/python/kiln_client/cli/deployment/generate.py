@@ -68,6 +68,7 @@ _CHAT = click.option(
     help="Sequences to generate for the prompt. Each is printed when it has ended; its seed is the given one plus its "
     "number.",
 )
+@click.option("--adapter", metavar="NAME", help="Adapter to use, one of `kiln adapters list`. Default: none.")
 @click.option("--request-id", help="Id for logs and aborts. Default: the runtime chooses.")
 @click.option("--session", "session_id", help="Session that the request continues; its prompt is whole all the same.")
 @click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")
