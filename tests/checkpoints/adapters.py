@@ -37,6 +37,10 @@ class WrittenAdapter:
 
     path: Path
 
+    @property
+    def weights(self) -> Path:
+        return self.path / "adapter_model.safetensors"
+
     def copy(self, path: Path, edit: Callable[[State], Any] = lambda _: None) -> Path:
         """Copies it to a path that does not exist, with its tensors edited."""
         shutil.copytree(self.path, path)

@@ -124,6 +124,10 @@ async def check_equal_adapters(
     (home / "models" / "pickled" / "adapter_config.json").write_text(json.dumps(config | {"lora_dropout": 0.5}))
     pickled = response_of(await client.finish(await shard(client, adapter="pickled")))
     assert (pickled.digest, pickled.cache) == (digest, pb.CACHE_RESULT_MISS)
+    state = {name.removeprefix("base_model.model."): one for name, one in load_file(written.weights).items()}
+    nxd = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"], "target_modules": {"q_proj"}}
+    torch.save(state | {"lora_config": nxd}, home / "models" / "pirate.pt")
+    assert response_of(await client.finish(await shard(client, adapter="pirate.pt"))).digest == digest
     written.copy(home / "remote" / "pirate")
     fetched = response_of(await client.finish(await shard(client, adapter=f"file://{home}/remote/pirate")))
     assert fetched.digest == digest
@@ -197,12 +201,12 @@ async def test_listed_adapters_come_with_the_bundle(client: Client, home: Path, 
 
     # Other numbers below the same path.
     write_adapter(tiny, home, "three", seed=2)
-    (home / "models" / "three" / "adapter_model.safetensors").rename(one.path / "adapter_model.safetensors")
+    WrittenAdapter(home / "models" / "three").weights.rename(one.weights)
     changed = open_verified(home, (await compile_with_room(client, lora_config=lora)).digest)
     adapters = zip(changed.manifest.adapters, bundle.manifest.adapters, strict=True)
     assert [new == old for new, old in adapters] == [False, True]
 
-    (one.path / "adapter_model.safetensors").write_bytes(b"{}")
+    one.weights.write_bytes(b"{}")
     operation = await client.finish(
         await client.compile(neuron_config=CONFIG | {"lora_config": lora}, optimization_level=pb.OPTIMIZATION_LEVEL_O0)
     )
