@@ -74,6 +74,19 @@ class IntegerList(click.ParamType[tuple[int, ...]]):
         return tuple(INT32.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
+class NamedPath(click.ParamType[tuple[str, Path]]):
+    """A name and a path of this host, `NAME=PATH`."""
+
+    name = "NAME=PATH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
+        """Parses the two, and follows the path's links."""
+        name, separator, path = value.partition("=")
+        if not name or not separator or not Path(path).exists():
+            self.fail(f"got {value!r}; accepted: NAME=PATH, whose PATH exists", param, ctx)
+        return name, Path(path).resolve()
+
+
 class StepRange(click.ParamType[tuple[int, int]]):
     """A range of steps such as `0:4`: the first step and their number. `3` is one step."""
 

@@ -6,7 +6,7 @@ The compiler's plan knows memory and the model, so the sequence length comes fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kiln_client.cli.local.lookup import Checkpoint
@@ -59,6 +59,14 @@ class Given:
     def says_something(self) -> bool:
         """Whether a person says anything of how the model is compiled."""
         return bool(self.document) or self.optimization_level is not None
+
+    def with_adapter(self, name: str, path: str) -> Given:
+        """The same with an adapter, which comes with the bundle; the compiler makes room for it."""
+        neuron = self.document.get("neuron_config") or {}
+        lora = neuron.get("lora_config") or {}
+        listed = {**(lora.get("lora_ckpt_paths") or {}), name: path}
+        lora = {**lora, "lora_ckpt_paths": listed}
+        return replace(self, document={**self.document, "neuron_config": {**neuron, "lora_config": lora}})
 
     @property
     def max_seq_len(self) -> int:

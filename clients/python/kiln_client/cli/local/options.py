@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -84,6 +84,12 @@ class ModelChoice:
     model_roots: tuple[Path, ...]
     given: Given
     yes: bool
+
+    def with_adapter(self, name: str, path: Path) -> ModelChoice:
+        """The choice of the model with an adapter, which the compiler must be able to read."""
+        return replace(
+            self, model_roots=(*self.model_roots, path.parent), given=self.given.with_adapter(name, str(path))
+        )
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:

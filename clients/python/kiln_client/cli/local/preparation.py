@@ -142,7 +142,7 @@ class Preparation:
         if isinstance(found, Checkpoint):
             return found
         if self.given.says_something:
-            raise click.UsageError(f"{model} is a bundle: --config, --override and -O come too late")
+            raise click.UsageError(f"{model} is a bundle: --config, --override, --adapter and -O come too late")
         return _take_bundle(model, found)
 
     async def _make(self, build: _Build) -> Deployment:

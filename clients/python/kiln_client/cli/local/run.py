@@ -14,6 +14,7 @@ from kiln_client.cli.local.chat import Conversation, answer, converse
 from kiln_client.cli.local.lookup import name_of
 from kiln_client.cli.local.options import ModelChoice, model_options
 from kiln_client.cli.local.preparation import Preparation, QuickStart, find_here
+from kiln_client.cli.parameters import NamedPath
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_completion
 from kiln_client.cli.session import Session, add_options, local_command
@@ -34,10 +35,23 @@ _BATCH_SIZE = 1
     help="Let a small model's graphs answer while its code is compiled, or wait for the code. Default: do, unless an"
     " option says how the model is compiled.",
 )
+@click.option(
+    "--adapter",
+    type=NamedPath(),
+    help="LoRA adapter that changes the answers, as PEFT or NxD's training saves it, and what requests call it. It is"
+    " made a part of the model's bundle.",
+)
 @model_options
 @local_command
 async def run_command(
-    session: Session, *, model: str, prompt: str | None, quick_start: bool, choice: ModelChoice, **options: Any
+    session: Session,
+    *,
+    model: str,
+    prompt: str | None,
+    quick_start: bool,
+    adapter: tuple[str, Path] | None,
+    choice: ModelChoice,
+    **options: Any,
 ) -> None:
     """Answer PROMPT with a model, or chat with it.
 
@@ -50,6 +64,8 @@ async def run_command(
     """
     if prompt is None and session.output.as_json:
         raise click.UsageError("--json needs a PROMPT: a chat is no JSON")
+    if adapter is not None:
+        choice, options["adapter"] = choice.with_adapter(*adapter), adapter[0]
     home, given = choice.home, choice.given
     running = read_record(home)
     known_roots = (home / "models", *map(Path, running.model_roots if running else ()), *choice.model_roots)

@@ -84,6 +84,22 @@ def test_a_person_overrides_what_is_derived(services: ScriptedServer, kiln: Kiln
     assert services.requests["PlanCompile"] == []
 
 
+def test_an_adapter_comes_with_the_bundle(
+    services: ScriptedServer, kiln: Kiln, tiny: Path, home: Path, tmp_path: Path
+) -> None:
+    adapter = home / "models" / "pirate"
+    adapter.mkdir()
+    words = (*LONG, "--adapter", f"ahoy={adapter}", "--override", "neuron_config.lora_config.max_lora_rank=8")
+    assert kiln("run", "tiny", "Hello", *words).exit_code == 0
+    lora = compiled(services)["neuron_config"]["lora_config"]
+    assert lora == {"max_lora_rank": 8, "lora_ckpt_paths": {"ahoy": str(adapter)}}
+    assert [request.adapter for request in services.requests["Generate"]] == ["ahoy"]
+    for wrong in ("ahoy", f"={adapter}", f"ahoy={tmp_path / 'nothing'}"):
+        outcome = kiln("run", "tiny", "Hello", "--adapter", wrong)
+        assert outcome.exit_code == 2
+        assert "accepted: NAME=PATH, whose PATH exists" in outcome.err
+
+
 def test_quantize_is_short_for_three_attributes(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
     words = (*LONG, "--quantize", "f8e4m3", "--override", "neuron_config.quantization_type=per_tensor_symmetric")
     assert kiln("run", "tiny", "Hello", *words).exit_code == 0
