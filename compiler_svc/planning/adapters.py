@@ -8,7 +8,7 @@ and the limits of the configuration hold. A compile does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -158,8 +158,9 @@ def read_adapters(lora: LoraServingConfig | None, model_roots: tuple[Path, ...],
     return replace(found, notes=(*_cut(unread), *_note_limits(lora, found, read)))
 
 
-def find_unmatched_targets(targets: Sequence[str], model: ModelDescription) -> Iterator[str]:
+def find_unmatched_targets(lora: LoraServingConfig | None, model: ModelDescription) -> Iterator[str]:
     """Yields a warning if some names of `target_modules` match no layer that adapters may change."""
+    targets = () if lora is None else lora.target_modules
     layers = [(one, model.find_module(one)) for one in model.linears() if one.is_adaptable]
     names = set().union(*(list_targets(*layer) for layer in layers))
     unmatched = [one for one in targets if one not in names]

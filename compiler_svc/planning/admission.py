@@ -18,7 +18,7 @@ from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.config.tables.documents import ATTENTION, MOE
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid
 from compiler_svc.models.token_ids import warn_of_ids_beyond
-from compiler_svc.planning.adapters import list_adapters, read_adapters
+from compiler_svc.planning.adapters import find_unmatched_targets, list_adapters, read_adapters
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.checkpoint_quantization import note_activations, read_quantization, warn_of_other_bits
 from compiler_svc.planning.job_spec import CompileJobSpec
@@ -211,6 +211,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *warn_of_ids_beyond(checkpoint.config, checkpoint.generation_config, checkpoint.description.vocab_size),
         *warn_of_other_bits(checkpoint, config),
         *note_activations(checkpoint, config),
+        *find_unmatched_targets(config.lora_config, checkpoint.description),
         *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
         *warn_of_unserved_generation(checkpoint.generation_config),
     )

@@ -16,7 +16,6 @@ from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.planning.adapters import find_unmatched_targets
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
@@ -298,8 +297,6 @@ def _tag(submodel: SubmodelShape, bucket: tuple[int, ...]) -> str:
 def find_unmatched(config: InferenceConfig, model: ModelDescription, draft: ModelDescription | None) -> Iterator[str]:
     """Yields a warning for each list of modules of which some name matches none."""
     neuron = config.neuron_config
-    if neuron.lora_config is not None:
-        yield from find_unmatched_targets(neuron.lora_config.target_modules, model)
     if neuron.quantized or neuron.quantized_mlp_kernel_enabled:
         yield from _find_exclusions("modules_to_not_convert", neuron.modules_to_not_convert, model)
     if neuron.quantized and draft is not None:
