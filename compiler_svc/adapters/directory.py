@@ -50,12 +50,13 @@ def reading_adapter(name: Path) -> Iterator[None]:
             raise AdapterInvalid(name, error.violations) from error
 
 
-def find_files(path: Path, *, roots: Sequence[Path] = ()) -> AdapterFiles:
+def find_files(path: Path, *, roots: Sequence[Path] = (), field: str = "adapter") -> AdapterFiles:
     """Finds the files of an adapter without reading its weights; raises AdapterNotFound or AdapterInvalid.
 
     Args:
         path: A directory of PEFT, or a file of NxD's training.
         roots: Directories that must contain the files, after symbolic links are followed; empty allows any.
+        field: What names the adapter, for errors.
     """
     resolved = tuple(root.resolve() for root in roots)
     name = next((path.relative_to(root) for root in resolved if path.is_relative_to(root)), path)
@@ -66,6 +67,6 @@ def find_files(path: Path, *, roots: Sequence[Path] = ()) -> AdapterFiles:
         weights = next((file for file in WEIGHT_FILES if directory.has(file)), None)
         if weights is None or not directory.has(CONFIG_FILE):
             detail = "has no weights" if directory.has(CONFIG_FILE) else f"has no {CONFIG_FILE}"
-            raise AdapterNotFound(name, detail if path.is_dir() else "no such directory or file", _ACCEPTED)
+            raise AdapterNotFound(name, detail if path.is_dir() else "no such directory or file", _ACCEPTED, field)
         config = directory.read_json(CONFIG_FILE)
         return AdapterFiles(name, directory.file(weights), config)

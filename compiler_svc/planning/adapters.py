@@ -7,15 +7,15 @@ and the limits of the configuration hold. A compile does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bundle.errors import FieldViolation, KilnError
 from bundle.reference import ACCEPTED_ADAPTER_NAME, is_adapter_name
-from compiler_svc.adapters.config import CONFIG_FILE, read_config
+from compiler_svc.adapters.config import read_config
+from compiler_svc.adapters.directory import find_files, reading_adapter
 from compiler_svc.adapters.errors import AdapterInvalid
 from compiler_svc.config import LoraServingConfig, NeuronConfig
 from compiler_svc.config.domains import MAX_TEXTS, TEXTS
@@ -23,6 +23,7 @@ from compiler_svc.errors import ConfigInvalid
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.transforms import ALL_LINEAR, list_targets
 from compiler_svc.planning.model_roots import find_adapter
+from compiler_svc.weights.directory import CheckpointDirectory
 
 _PATH: Final = "neuron_config.lora_config"
 TARGETS_PATH: Final = f"{_PATH}.target_modules"
@@ -30,7 +31,6 @@ _LISTING: Final = f"{_PATH}.lora_ckpt_json"
 #: The maps of a configuration and of its listing, and whether their adapters are in slots from the start.
 _MAPS: Final = (("lora_ckpt_paths", True), ("lora_ckpt_paths_cpu", False))
 _ACCEPTED_LISTING: Final = "a JSON object with lora-ckpt-dir, lora-ckpt-paths and lora-ckpt-paths-cpu"
-_MAX_FILE_BYTES: Final = 1 << 20
 #: Adapters that cannot be read and are named one by one.
 _MAX_NAMED: Final = 16
 
@@ -143,7 +143,7 @@ def read_adapters(lora: LoraServingConfig | None, model_roots: tuple[Path, ...],
             if listed[-1].path.is_file():
                 unread.append(f"{one.place}: {bound}: it is a pickle, which only a build opens")
             else:
-                read[one.place] = _read(listed[-1].path, model_roots)
+                read[one.place] = _read(listed[-1], model_roots)
         except KilnError as error:
             if is_strict:
                 raise
@@ -228,7 +228,9 @@ def _list_listing(path: str | None, model_roots: tuple[Path, ...]) -> Iterator[_
     """The adapters of a JSON file."""
     if path is None:
         return
-    listing = _read_json(find_adapter(path, model_roots, field=_LISTING), model_roots)
+    file = find_adapter(path, model_roots, field=_LISTING)
+    with reading_adapter(Path(path)):
+        listing = CheckpointDirectory(file.parent, tuple(root.resolve() for root in model_roots)).read_json(file.name)
     directory = listing.get("lora-ckpt-dir") or ""
     for name, is_on_device in _MAPS:
         paths = listing.get(name.replace("_", "-")) or {}
@@ -246,31 +248,10 @@ def _find(named: _Named, model_roots: tuple[Path, ...]) -> ListedAdapter:
     return ListedAdapter(named.name, path, named.is_on_device, named.place)
 
 
-def _read(path: Path, model_roots: tuple[Path, ...]) -> _Read:
-    config = _read_json(path / CONFIG_FILE, model_roots)
+def _read(adapter: ListedAdapter, model_roots: tuple[Path, ...]) -> _Read:
+    files = find_files(adapter.path, roots=model_roots, field=adapter.place)
+    config = files.config or {}
     targets = config.get("target_modules")
     # A text is a regular expression of names, or means all linear layers.
     is_told = isinstance(targets, list) and targets and TEXTS.accepts(targets)
-    return _Read(read_config(path, config).largest_rank, tuple(targets or ()) if is_told else None)
-
-
-def _read_json(path: Path, model_roots: tuple[Path, ...]) -> dict[str, Any]:
-    def refuse(detail: str, accepted: str) -> AdapterInvalid:
-        return AdapterInvalid(path, [FieldViolation(path.name, detail, accepted)])
-
-    try:
-        file = path.resolve()
-        if not any(file.is_relative_to(root.resolve()) for root in model_roots):
-            raise refuse("a link leads outside of the model roots", "a file below them")
-        if file.exists() and not file.is_file():
-            raise refuse("no file", "a file")
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise refuse(f"more than {_MAX_FILE_BYTES} bytes", "a smaller file")
-        value = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise refuse("no JSON", "a JSON object") from error
-    except (OSError, RuntimeError) as error:  # the second: a link that leads to itself
-        raise refuse(str(error), "a file that can be read") from error
-    if not isinstance(value, dict):
-        raise refuse("no object", "a JSON object")
-    return value
+    return _Read(read_config(files.name, config).largest_rank, tuple(targets or ()) if is_told else None)

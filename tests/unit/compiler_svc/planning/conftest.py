@@ -57,7 +57,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def adapters(models: Path) -> Path:
-    """Adapters of LoRA below the model root, of which only the configurations exist."""
+    """Adapters of LoRA below the model root, whose weights are empty files."""
     directory = models / "adapters"
     for name, config in {
         "r8": {"r": 8},
@@ -67,6 +67,7 @@ def adapters(models: Path) -> Path:
     }.items():
         (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / name / "adapter_config.json").write_text(json.dumps(config))
+        (directory / name / "adapter_model.safetensors").touch()
     listing = {
         "lora-ckpt-dir": "adapters",
         "lora-ckpt-paths": {"a": "r8", "c": "r8"},

@@ -128,6 +128,7 @@ class TestListings:
             ({"lora_ckpt_paths": {"a": "nowhere"}}, AdapterNotFound, "lora_ckpt_paths.a"),
             ({"lora_ckpt_paths": {"a": "../.."}}, PathOutsideModelRoots, "lora_ckpt_paths.a"),
             ({"lora_ckpt_paths": {"a": "adapters/broken"}}, AdapterInvalid, ""),
+            ({"lora_ckpt_paths": {"a": "tiny"}}, AdapterNotFound, "lora_ckpt_paths.a"),
             ({"lora_ckpt_json": "nowhere.json"}, AdapterNotFound, "lora_ckpt_json"),
             ({"lora_ckpt_json": "adapters/r8/adapter_config.json/x"}, AdapterNotFound, "lora_ckpt_json"),
             ({"lora_ckpt_paths": {"a b": "adapters/r8"}}, ConfigInvalid, "lora_ckpt_paths.a b"),
@@ -165,6 +166,7 @@ class TestListings:
             (tmp_path / str(number)).mkdir()
             config = {"r": 4, "target_modules": modules}
             (tmp_path / str(number) / "adapter_config.json").write_text(json.dumps(config))
+            (tmp_path / str(number) / "adapter_model.safetensors").touch()
         assert read_adapters(configure(lora_ckpt_paths=paths), (tmp_path,), is_strict=True).targets == targets
 
     def test_builds_open_pickles(self, tmp_path: Path) -> None:
