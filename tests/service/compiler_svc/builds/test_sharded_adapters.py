@@ -212,3 +212,32 @@ async def test_listed_adapters_come_with_the_bundle(client: Client, home: Path, 
     )
     how = expect(read_refusal(operation.error), "INVALID_ARGUMENT", "ADAPTER_INVALID")
     assert "adapter one " in how.message
+
+
+@pytest.mark.slow
+async def test_a_killed_compiler_goes_on(home: Path, tiny: TinyModel) -> None:
+    write_adapter(tiny, home)
+    async with run_compiler(home) as compiler:
+        await compile_with_room(compiler.client)
+        operation = await shard(compiler.client)
+        compiler.process.kill()
+        await compiler.process.wait()
+    async with run_compiler(home) as compiler:
+        response = response_of(await compiler.client.finish(operation))
+        again = response_of(await compiler.client.finish(await shard(compiler.client)))
+    (adapter,) = open_verified(home, response.digest).manifest.adapters
+    assert adapter.name == "pirate"
+    assert (again.digest, again.cache) == (response.digest, pb.CACHE_RESULT_HIT)
+
+
+@pytest.mark.slow
+async def test_weights_for_executables_with_adapters_have_none(client: Client, home: Path, tiny: TinyModel) -> None:
+    """The adapters stay with the executables, whatever weights these run with."""
+    write_adapter(tiny, home)
+    await compile_with_room(client, lora_config=LORA | {"lora_ckpt_paths": {"pirate": "pirate"}})
+    request = pb.ShardWeightsRequest(name="weights", model="tiny", executables_ref="tiny")
+    response = response_of(await client.finish(await client.compiler.ShardWeights(request)))
+    weights = open_verified(home, response.digest)
+    assert weights.manifest.has_weights
+    assert weights.manifest.adapters == ()
+    assert not any(layer.title.startswith("adapters/") for layer in weights.image.layers)
