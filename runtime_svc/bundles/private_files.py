@@ -15,7 +15,7 @@ from bundle.host.shortage import name_shortage
 from bundle.store.blob_writer import StoredBlob
 from bundle.store.layout import Layout
 from bundle.store.oci import BlobDescriptor
-from bundle.store.reader import BlobFiles, Bundle
+from bundle.store.reader import BlobFiles
 from bundle.store.verification import BlobVerifier
 from runtime_svc.bundles.errors import BlobExposed
 
@@ -86,12 +86,3 @@ class PrivateFiles:
                 writer.write(data)
             writer.commit()
         self._verifier.remember(self._cache.blob_path(digest), digest)
-
-
-def find_changed_file(bundle: Bundle) -> str | None:
-    """Returns the title of a file of a bundle of the library that has been written since it was verified, if any."""
-    assert isinstance(bundle.layout, PrivateFiles), "a bundle of the library"
-    digest = bundle.layout.find_changed()
-    if digest is None:
-        return None
-    return next(blob.title for blob in bundle.blobs if blob.digest == digest) or digest

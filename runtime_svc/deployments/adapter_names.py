@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final
 
 from bundle.manifest import BundledAdapter
 from bundle.store.reader import Bundle
+from runtime_svc.bundles.private_files import PrivateFiles
 from runtime_svc.deployments.errors import AdapterExists, TooManyAdapters
 from runtime_svc.deployments.records import AdapterRecord
 
@@ -21,17 +22,22 @@ MAX_LISTED_NAMES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class FoundAdapter:
-    """An adapter whose bundle is here, and what its name will mean."""
+class AdapterFiles:
+    """The files of an adapter, one for each rank, in a verified bundle of the library.
 
-    record: AdapterRecord
-    adapter: BundledAdapter
-    bundle: Bundle
+    There is one for each of many adapters, so it holds no manifest.
+    """
 
-    def paths_by_rank(self) -> dict[int, Path]:
-        """Returns the file of each rank. The bundle is verified, which may have copied some."""
-        shards = self.adapter.shards
-        return {shard.rank: self.bundle.blob_path(shard.blob) for shard in shards if shard.blob is not None}
+    bundle_digest: str
+    paths_by_rank: Mapping[int, Path]
+    files: PrivateFiles
+
+    @classmethod
+    def of(cls, adapter: BundledAdapter, bundle: Bundle) -> AdapterFiles:
+        """Finds the files of an adapter in its bundle."""
+        assert isinstance(bundle.layout, PrivateFiles), "a bundle of the library"
+        paths = {shard.rank: bundle.blob_path(shard.blob) for shard in adapter.shards if shard.blob is not None}
+        return cls(bundle.digest, paths, bundle.layout)
 
 
 class AdapterNames:
@@ -51,6 +57,9 @@ class AdapterNames:
 
     def __len__(self) -> int:
         return self._num_owned + len(self._records.get(None, {}))
+
+    def __contains__(self, record: AdapterRecord) -> bool:
+        return self._records.get(record.owner, {}).get(record.name) == record
 
     def add(self, record: AdapterRecord) -> None:
         """Makes a name of an owner mean an adapter."""

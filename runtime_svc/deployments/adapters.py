@@ -14,9 +14,8 @@ from bundle.store.reader import Bundle
 from execution.errors import WeightsInvalid
 from runtime_svc.admission.chats import MAX_QUOTED_CHARS
 from runtime_svc.bundles.library import BundleLibrary
-from runtime_svc.bundles.private_files import find_changed_file
 from runtime_svc.bundles.source import ResolvedBundle
-from runtime_svc.deployments.adapter_names import FoundAdapter
+from runtime_svc.deployments.adapter_names import AdapterFiles
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.errors import AdapterMissing, AdaptersUnsupported
 from runtime_svc.deployments.names import check_ref
@@ -37,6 +36,14 @@ class AdapterLoad:
     ref: str
     name: str = ""
     replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAdapter:
+    """An adapter whose files are here, and what its name will mean."""
+
+    record: AdapterRecord
+    files: AdapterFiles
 
 
 async def prepare_adapter(deployment: Deployment, load: AdapterLoad, library: BundleLibrary) -> FoundAdapter:
@@ -66,9 +73,9 @@ async def prepare_adapter(deployment: Deployment, load: AdapterLoad, library: Bu
     )
     _check_name(record.name)
     deployment.adapters.require_room(record, replace=load.replace)
-    found = FoundAdapter(record, adapter, await _fetch(library, resolved))
-    await engine.check_adapter(found.paths_by_rank())
-    return found
+    files = AdapterFiles.of(adapter, await _fetch(library, resolved))
+    await engine.check_adapter(files.paths_by_rank)
+    return FoundAdapter(record, files)
 
 
 async def load_adapter(
@@ -110,16 +117,16 @@ def unload_adapter(deployment: Deployment, record: AdapterRecord) -> None:
 
 
 def find_changed_adapters(deployment: Deployment, engine: Engine) -> list[tuple[str, str]]:
-    """Returns the digests of adapters that a file has been written of since it was verified, and the file's title.
+    """Returns the digests of adapters that a file has been written of since it was verified, and the file's digest.
 
     Those of the deployment's own bundle are not among them, see `GroupLauncher.find_changed`.
     """
     changed = []
-    for digest, source in list(deployment.adapter_sources.items()):
-        if source.bundle.digest != deployment.digest and engine.scheduler.adapters.is_loaded(digest):
-            title = find_changed_file(source.bundle)
-            if title is not None:
-                changed.append((digest, title))
+    for digest, known in list(deployment.adapter_files.items()):
+        if known.bundle_digest != deployment.digest and engine.scheduler.adapters.is_loaded(digest):
+            blob = known.files.find_changed()
+            if blob is not None:
+                changed.append((digest, blob))
     return changed
 
 
@@ -134,24 +141,20 @@ def lose_adapter(deployment: Deployment, engine: Engine, digest: str, cause: str
 
 
 async def find_adapters(deployment: Deployment, bundle: Bundle, library: BundleLibrary) -> list[FoundAdapter]:
-    """Finds the adapters of a deployment that is being loaded: those of its bundle, and those of an earlier process.
+    """Finds the adapters that a deployment had in an earlier process; `bundle` has its executables.
 
-    One of these whose bundle is gone or damaged is left out: its name means no adapter until it is loaded again. The
-    blobs of `bundle` need not be verified yet.
+    One whose bundle is gone or damaged is left out: its name means no adapter until it is loaded again.
 
     Raises:
         KilnError: The bundle of one cannot be had now; a later try may succeed.
     """
     found = []
-    for adapter in bundle.manifest.adapters:
-        record = AdapterRecord(owner=None, name=adapter.name, digest=adapter.digest, bundle_digest=bundle.digest)
-        found.append(FoundAdapter(record, adapter, bundle))
     for record in deployment.adapters.list_owned():
         try:
             resolved = await library.resolve(record.bundle_digest)
             adapter = _find_only(resolved)
             _compare(bundle.manifest, resolved.manifest, adapter)
-            found.append(FoundAdapter(record, adapter, await _fetch(library, resolved)))
+            found.append(FoundAdapter(record, AdapterFiles.of(adapter, await _fetch(library, resolved))))
         except KilnError as error:
             if isinstance(error, RETRIED) and not isinstance(error, BundleNotFound):
                 raise
@@ -159,43 +162,46 @@ async def find_adapters(deployment: Deployment, bundle: Bundle, library: BundleL
     return found
 
 
-async def enter_found(deployment: Deployment, engine: Engine, found: list[FoundAdapter]) -> None:
-    """Loads the adapters of `find_adapters` into a new engine.
+async def enter_adapters(deployment: Deployment, engine: Engine, bundle: Bundle, found: list[FoundAdapter]) -> None:
+    """Loads the adapters of a deployment's own bundle, and those that `find_adapters` has found, into a new engine.
 
     Raises:
-        WeightsInvalid: A file of the deployment's own bundle does not fit; such adapters of principals are left out.
+        WeightsInvalid: A file of the bundle does not fit the ranks. One of `found` is left out then.
     """
+    # An attempt before this one may have left some.
+    deployment.adapter_files.clear()
+    for adapter in bundle.manifest.adapters:
+        record = AdapterRecord(owner=None, name=adapter.name, digest=adapter.digest, bundle_digest=bundle.digest)
+        files = AdapterFiles.of(adapter, bundle)
+        await engine.check_adapter(files.paths_by_rank)
+        deployment.adapters.add(record)
+        _enter(deployment, engine, FoundAdapter(record, files))
     for one in found:
-        owner, name = one.record.owner, one.record.name
-        if owner is not None and deployment.adapters.find_own(owner, name) != one.record:
-            # It has been unloaded meanwhile.
-            continue
         try:
-            await engine.check_adapter(one.paths_by_rank())
+            await engine.check_adapter(one.files.paths_by_rank)
         except WeightsInvalid as error:
-            if owner is None:
-                raise
             _log_loss(deployment, one.record, str(error))
-        else:
-            deployment.adapters.add(one.record)
+            continue
+        # It may have been unloaded meanwhile.
+        if one.record in deployment.adapters:
             _enter(deployment, engine, one)
 
 
 def _enter(deployment: Deployment, engine: Engine, found: FoundAdapter) -> None:
     record = found.record
-    known = deployment.adapter_sources.get(record.digest)
+    known = deployment.adapter_files.get(record.digest)
     # The deployment's own bundle is verified whenever ranks start, and its adapters stay loaded.
-    source = found if known is None or known.bundle.digest != deployment.digest else known
-    deployment.adapter_sources[record.digest] = source
+    files = found.files if known is None or known.bundle_digest != deployment.digest else known
+    deployment.adapter_files[record.digest] = files
     replaced = engine.find_adapter(record.key)
-    engine.load_adapter(record.key, Adapter(record.name, record.digest), source.paths_by_rank())
+    engine.load_adapter(record.key, Adapter(record.name, record.digest), files.paths_by_rank)
     if replaced is not None:
         _forget_unused_files(deployment, engine)
 
 
 def _forget_unused_files(deployment: Deployment, engine: Engine) -> None:
-    is_loaded, sources = engine.scheduler.adapters.is_loaded, deployment.adapter_sources
-    deployment.adapter_sources = {digest: source for digest, source in sources.items() if is_loaded(digest)}
+    is_loaded, known = engine.scheduler.adapters.is_loaded, deployment.adapter_files
+    deployment.adapter_files = {digest: files for digest, files in known.items() if is_loaded(digest)}
 
 
 async def _fetch(library: BundleLibrary, resolved: ResolvedBundle) -> Bundle:

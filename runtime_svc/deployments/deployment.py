@@ -28,7 +28,7 @@ from runtime_svc.admission.chats import MAX_QUOTED_CHARS
 from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
-from runtime_svc.deployments.adapter_names import AdapterNames, FoundAdapter
+from runtime_svc.deployments.adapter_names import AdapterFiles, AdapterNames
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
 from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.followed import FollowedVersion
@@ -124,8 +124,8 @@ class Deployment:
         self.adapters = AdapterNames()
         #: What gives a name its adapter holds it.
         self.adapters_lock = asyncio.Lock()
-        #: Where the files come from that the engine writes into slots, by the adapter's digest; some it needs no more.
-        self.adapter_sources: dict[str, FoundAdapter] = {}
+        #: The files that the engine writes into slots, by the adapter's digest; some it needs no more.
+        self.adapter_files: dict[str, AdapterFiles] = {}
         self.is_unloading = False
         #: Called after its state, or what it follows, has changed.
         self.on_state_changed: Callable[[], None] = lambda: None
@@ -232,7 +232,7 @@ class Deployment:
         digests |= {record.bundle_digest for record in self.adapters.list_owned()}
         if self.engine is not None:
             is_loaded = self.engine.scheduler.adapters.is_loaded
-            digests |= {one.bundle.digest for digest, one in self.adapter_sources.items() if is_loaded(digest)}
+            digests |= {files.bundle_digest for digest, files in self.adapter_files.items() if is_loaded(digest)}
         return {digest for digest in digests if digest is not None}
 
     @property

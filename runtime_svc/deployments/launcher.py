@@ -16,7 +16,7 @@ from bundle.store.reader import Bundle
 from execution.device_errors import DeviceBroken
 from execution.errors import MappedFileChanged, RankLost
 from runtime_svc.bundles.library import BundleLibrary
-from runtime_svc.bundles.private_files import find_changed_file
+from runtime_svc.bundles.private_files import PrivateFiles
 from runtime_svc.deployments.adapters import find_changed_adapters, lose_adapter
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
@@ -124,7 +124,12 @@ class GroupLauncher:
 
     def find_changed(self) -> str | None:
         """Returns the title of a file that has been written since it was verified; None if there is none."""
-        return next(filter(None, map(find_changed_file, self._bundles)), None)
+        for bundle in self._bundles:
+            assert isinstance(bundle.layout, PrivateFiles), "a bundle of the library"
+            digest = bundle.layout.find_changed()
+            if digest is not None:
+                return next(blob.title for blob in bundle.blobs if blob.digest == digest) or digest
+        return None
 
     async def warm_up(self, ranks: Ranks) -> None:
         """See `RankLauncher.warm_up`; does not warm up if the manifest says `skip_warmup`."""
@@ -197,5 +202,5 @@ class FileWatch:
                     _watch_log.error("a mapped file has changed", deployment_id=deployment.deployment_id, title=title)
                     engine.ranks.end(MappedFileChanged(title))
                     continue
-                for digest, title in await asyncio.to_thread(find_changed_adapters, deployment, engine):
-                    lose_adapter(deployment, engine, digest, f"{title} has been written since it was verified")
+                for digest, blob in await asyncio.to_thread(find_changed_adapters, deployment, engine):
+                    lose_adapter(deployment, engine, digest, f"blob {blob} has been written since it was verified")

@@ -16,7 +16,7 @@ from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
-from runtime_svc.deployments.adapters import enter_found, find_adapters
+from runtime_svc.deployments.adapters import enter_adapters, find_adapters
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment, Serving
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults
@@ -88,7 +88,7 @@ class Loader:
                 input_capture=self.captures is not None,
                 engine=self.engine,
             )
-            await enter_found(deployment, engine, adapters)
+            await enter_adapters(deployment, engine, bundle, adapters)
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
             return Serving(engine, text, capabilities, self.workers, limits, self.captures)
         except BaseException:
