@@ -76,6 +76,8 @@ export interface GenerateOptions extends CallOptions {
    * its own seed. Default 1.
    */
   readonly numSequences?: number;
+  /** Adapter that changes the model for this request, one of `listAdapters`. Default: none. */
+  readonly adapter?: string;
   /** Texts that end generation. */
   readonly stopStrings?: readonly string[];
   /** Tokens that end generation, besides the bundle's own. */
@@ -115,6 +117,7 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
     deploymentId,
     requestId: options.requestId,
     numSequences: options.numSequences,
+    adapter: options.adapter,
     prompt: promptOf(prompt),
     sampling: {
       temperature: options.temperature,

@@ -12,15 +12,18 @@ import {
   GenerationService,
 } from "./gen/kiln/runtime/v1/generation_pb.js";
 import {
+  type Adapter,
   type Deployment,
   type GetServerInfoResponse,
   InFlightPolicySchema,
   KvPolicySchema,
+  type ListAdaptersResponse,
   type LoadProgress,
   type LoadWeightsResult,
   type ResetKVCacheResponse,
   RoleSchema,
   RuntimeService,
+  type UnloadAdapterResponse,
   type UnloadBundleResponse,
 } from "./gen/kiln/runtime/v1/runtime_pb.js";
 import { type GenerateOptions, generateRequest, type Prompt } from "./prompts.js";
@@ -55,6 +58,14 @@ export interface LoadWeightsOptions extends CallOptions {
   readonly kv?: "invalidate" | "keep";
   /** Takes every progress event. */
   readonly onProgress?: (progress: LoadProgress) => void;
+}
+
+/** How to load an adapter. */
+export interface LoadAdapterOptions extends CallOptions {
+  /** What requests call it. Default: its name in the bundle. */
+  readonly name?: string;
+  /** If the name is the caller's and means another adapter, let it mean this one. */
+  readonly replace?: boolean;
 }
 
 /** Loads bundles and generates with them. Every method rejects with KilnError. */
@@ -158,6 +169,23 @@ export class Runtime extends ServiceClient {
       }
     }
     throw streamIncomplete("no result");
+  }
+
+  /** Lets the caller's requests name the adapter of a bundle. */
+  async loadAdapter(deploymentId: string, ref: string, options: LoadAdapterOptions = {}): Promise<Adapter> {
+    const request = { deploymentId, ref, name: options.name, replace: options.replace };
+    const response = await this.ask(RuntimeService.method.loadAdapter, request, this.timeouts.loadMs, options);
+    return present(response.adapter, "adapter");
+  }
+
+  /** Takes the name from an adapter that the caller has loaded; requests that use it go on. */
+  async unloadAdapter(deploymentId: string, name: string, options: CallOptions = {}): Promise<UnloadAdapterResponse> {
+    return this.ask(RuntimeService.method.unloadAdapter, { deploymentId, name }, this.timeouts.changeMs, options);
+  }
+
+  /** Lists the adapters that the caller's requests can name, by name, and counts the ranks' slots. */
+  async listAdapters(deploymentId: string, options: CallOptions = {}): Promise<ListAdaptersResponse> {
+    return this.ask(RuntimeService.method.listAdapters, { deploymentId }, this.timeouts.readMs, options);
   }
 
   /** Forgets every cached key and value of a deployment; the response is the receipt. Waits for requests by default. */

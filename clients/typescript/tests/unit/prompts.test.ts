@@ -20,6 +20,8 @@ it("leaves unset what is left out, and sends zeros", () => {
   );
   assert.equal(unset.numSequences, undefined);
   assert.equal(sent("hi", { numSequences: 3 }).numSequences, 3);
+  assert.equal(unset.adapter, "");
+  assert.equal(sent("hi", { adapter: "pirate" }).adapter, "pirate");
   assert.equal(unset.output?.logits, false);
   assert.equal(sent("hi", { logits: true }).output?.logits, true);
   const zero = sent("hi", { temperature: 0, topK: 0, seed: 0, maxNewTokens: 0, ignoreEos: false, logprobs: 0 });
