@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as pb
 
@@ -24,7 +27,7 @@ from tests.servers.adapters import (
 )
 from tests.servers.logs import Logs
 from tests.servers.refusals import refusal, refused
-from tests.servers.runtime import Runtime, hold, serve_runtime, tokens_of
+from tests.servers.runtime import Runtime, details_of, hold, serve_runtime, tokens_of
 from tests.servers.tokens import SigningKey, bearer, make_claims, write_jwks
 
 KEY = SigningKey()
@@ -210,3 +213,33 @@ async def test_callers_and_deployments_have_bounds(based: Runtime, monkeypatch: 
     assert caught.metadata["bounded"] == "deployment"
     await unload_adapter(based, "pirate")
     await load_adapter(based, "swords", name="more")
+
+
+async def test_of_two_loads_of_a_name_at_once_one_is_refused(based: Runtime) -> None:
+    publish_adapter(based, "swords", 7)
+    publish_adapter(based, "hooks", 8)
+    loads = await asyncio.gather(*(refusal_of(load_adapter(based, ref)) for ref in ("swords", "hooks", "swords")))
+    meant = await ask_with(based, "pirate")
+    expected = [None, "ADAPTER_EXISTS", None] if meant == 7 else ["ADAPTER_EXISTS", None, "ADAPTER_EXISTS"]
+    assert loads == expected
+
+
+async def test_a_deployment_that_ends_takes_its_loads_along(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy(adapters=HOUSE, **BASE)
+        publish_adapter(first, "swords", 7)
+        loads = asyncio.gather(*(refusal_of(load_adapter(first, "swords", name=f"a{index}")) for index in range(20)))
+        await asyncio.sleep(0.05)
+        await first.unload()
+        assert {*await loads} <= {None, "DEPLOYMENT_NOT_READY", "DEPLOYMENT_NOT_FOUND"}
+    async with serve_runtime(tmp_path) as second:
+        assert second.server.deployments.list() == []
+
+
+async def refusal_of(call: Any) -> str | None:
+    """Why a call is refused; None if it is not."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return details_of(error)[0].reason
+    return None
