@@ -125,7 +125,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         deployment = self._deployments.get(request.deployment_id)
         load = AdapterLoad(PRINCIPAL.get().key, request.ref, request.name, request.replace)
         record = await self._deployments.load_adapter(deployment, load)
-        return pb.LoadAdapterResponse(adapter=adapter_to_pb(record, deployment.list_loaded_adapters().get(record.key)))
+        return pb.LoadAdapterResponse(adapter=adapter_to_pb(record, deployment.describe_adapter(record)))
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Any) -> pb.UnloadAdapterResponse:
         """Takes the name from an adapter of the caller."""
@@ -138,10 +138,10 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         """Lists the adapters that the caller's requests can name; with the scope admin those of all."""
         describe_call(deployment_id=request.deployment_id)
         deployment = self._deployments.get(request.deployment_id)
-        loaded = deployment.list_loaded_adapters()
         records = deployment.adapters.list_of(PRINCIPAL.get().reach)
+        described = ((record, deployment.describe_adapter(record)) for record in records)
         return pb.ListAdaptersResponse(
-            adapters=[adapter_to_pb(record, loaded[record.key]) for record in records if record.key in loaded],
+            adapters=[adapter_to_pb(record, loaded) for record, loaded in described if loaded is not None],
             num_slots=0 if deployment.capabilities is None else deployment.capabilities.adapter_slots,
         )
 

@@ -34,7 +34,7 @@ from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.followed import FollowedVersion
 from runtime_svc.deployments.memory import CoreMemory, MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
-from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
+from runtime_svc.deployments.records import AdapterRecord, DeploymentRecord, WeightsRecord
 from runtime_svc.engine.adapters import LoadedAdapter
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.request import Adapter, Request
@@ -348,9 +348,9 @@ class Deployment:
         except TextLimitExceeded as error:
             raise PromptLimitExceeded("token_ids", error.limit) from error
 
-    def list_loaded_adapters(self) -> dict[str, LoadedAdapter]:
-        """Returns the adapters that the engine has, by their records' keys."""
-        return {} if self.engine is None else {one.key: one for one in self.engine.list_adapters()}
+    def describe_adapter(self, record: AdapterRecord) -> LoadedAdapter | None:
+        """Says where the adapter of a name is, and how many use it; None if the engine does not have it."""
+        return None if self.engine is None else self.engine.describe_adapter(record.key)
 
     def _find_adapter(self, call: GenerationCall, engine: Engine) -> Adapter | None:
         """Returns the adapter that a call names; None if it names none."""

@@ -208,7 +208,7 @@ class Deployments:
         if record is None:
             accepted = deployment.adapters.list_accepted(owner, only_own=True)
             raise AdapterNotFound(deployment.deployment_id, "name", name[:MAX_QUOTED_CHARS], accepted)
-        loaded = deployment.list_loaded_adapters().get(record.key)
+        loaded = deployment.describe_adapter(record)
         unload_adapter(deployment, record)
         await asyncio.shield(self._save(deployment))
         return 0 if loaded is None else loaded.num_users

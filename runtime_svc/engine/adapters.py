@@ -48,7 +48,7 @@ class LoadedAdapter(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, slots=True)
 class _Loaded:
-    """An adapter that a key means, or that requests use which have not ended.
+    """An adapter that `num_keys` keys mean, or that requests use which have not ended.
 
     Of its `num_users` requests that have not ended, `num_pins` run.
     """
@@ -56,6 +56,7 @@ class _Loaded:
     digest: str
     paths_by_rank: Mapping[int, Path]
     slot: int | None = None
+    num_keys: int = 0
     num_users: int = 0
     num_pins: int = 0
     #: Requests that have started with it, older ones counted less.
@@ -91,10 +92,13 @@ class AdapterSlots:
         """Returns what a key means for new requests; None if nothing."""
         return self._keys.get(key)
 
-    def list_loaded(self) -> list[LoadedAdapter]:
-        """Lists what keys mean, sorted by key."""
-        found = ((key, adapter, self._loaded[adapter.digest]) for key, adapter in sorted(self._keys.items()))
-        return [LoadedAdapter(key, adapter, one.slot, one.num_users) for key, adapter, one in found]
+    def describe(self, key: str) -> LoadedAdapter | None:
+        """Describes what a key means; None if it means nothing."""
+        adapter = self._keys.get(key)
+        if adapter is None:
+            return None
+        loaded = self._loaded[adapter.digest]
+        return LoadedAdapter(key, adapter, loaded.slot, loaded.num_users)
 
     def is_loaded(self, digest: str) -> bool:
         """Tells whether an adapter's files are needed: a key means it, or a request that has not ended uses it."""
@@ -110,14 +114,15 @@ class AdapterSlots:
         self._keys[key] = adapter
         loaded = self._loaded.setdefault(adapter.digest, _Loaded(adapter.digest, paths_by_rank))
         loaded.paths_by_rank = paths_by_rank
+        loaded.num_keys += 1
         if previous is not None:
-            self._drop_unused(self._loaded[previous.digest])
+            self._drop_key(previous)
 
     def unload(self, key: str) -> None:
         """Takes the meaning from a key, if it has any: no new request finds it, and those that have come go on."""
         previous = self._keys.pop(key, None)
         if previous is not None:
-            self._drop_unused(self._loaded[previous.digest])
+            self._drop_key(previous)
 
     def join(self, request: Request) -> None:
         """Takes in that a request waits. Its adapter, if it has one, is loaded, and stays so until the request ends."""
@@ -211,11 +216,11 @@ class AdapterSlots:
         """Asserts that slots, counts and requests agree, and that no adapter is kept in vain."""
         pins = Counter(request.adapter.digest for request in running if request.adapter is not None)
         users = pins + Counter(request.adapter.digest for request in waiting if request.adapter is not None)
-        meant = {adapter.digest for adapter in self._keys.values()}
-        assert self._loaded.keys() == meant | users.keys(), f"{[*self._loaded]} are loaded"
+        keys = Counter(adapter.digest for adapter in self._keys.values())
+        assert self._loaded.keys() == keys.keys() | users.keys(), f"{[*self._loaded]} are loaded"
         for digest, loaded in self._loaded.items():
-            counted = loaded.num_pins, loaded.num_users
-            assert counted == (pins[digest], users[digest]), f"adapter {digest} counts {counted} requests"
+            counted = loaded.num_pins, loaded.num_users, loaded.num_keys
+            assert counted == (pins[digest], users[digest], keys[digest]), f"adapter {digest} counts {counted}"
             is_there = loaded.slot is not None and self._slots[loaded.slot] is loaded
             assert is_there or (loaded.slot is None and not loaded.num_pins), f"adapter {digest} lost its slot"
         held = [loaded.digest for loaded in self._slots if loaded is not None]
@@ -244,9 +249,14 @@ class AdapterSlots:
         assert slot is not None
         return slot
 
+    def _drop_key(self, adapter: Adapter) -> None:
+        loaded = self._loaded[adapter.digest]
+        loaded.num_keys -= 1
+        self._drop_unused(loaded)
+
     def _drop_unused(self, loaded: _Loaded) -> None:
         """Forgets an adapter that no key means and no request uses; its slot is empty then."""
-        if loaded.num_users or any(adapter.digest == loaded.digest for adapter in self._keys.values()):
+        if loaded.num_users or loaded.num_keys:
             return
         del self._loaded[loaded.digest]
         if loaded.slot is not None:

@@ -233,9 +233,9 @@ class Engine:
         """Returns what a key means for new requests; None if nothing."""
         return self.scheduler.adapters.find(key)
 
-    def list_adapters(self) -> list[LoadedAdapter]:
-        """Lists what keys mean, sorted by key."""
-        return self.scheduler.adapters.list_loaded()
+    def describe_adapter(self, key: str) -> LoadedAdapter | None:
+        """Says where the adapter of a key is, and how many requests use it; None if the key means nothing."""
+        return self.scheduler.adapters.describe(key)
 
     async def discard_staged(self) -> None:
         """Unmaps staged weights that will not be used."""

@@ -154,7 +154,8 @@ async def test_an_adapter_whose_file_is_gone_ends_its_requests_alone(
             assert isinstance(end.finish.error, AdapterUnwritable)
             assert str(end.finish.error).startswith("adapter 'a' cannot be written to the ranks: the weight file of ")
     await asyncio.gather(*others)
-    assert [one.slot for one in engine.list_adapters()] == [None, 0, None]
+    described = [engine.describe_adapter(key) for key in ("a", "b", "c")]
+    assert [one and one.slot for one in described] == [None, 0, None]
     path.write_text("10")
     await generate(harness, [7], "a")
     assert engine.state is EngineState.READY
@@ -221,7 +222,7 @@ async def test_a_key_that_gets_other_numbers_leaves_requests_the_old_ones(
     await wait_until(lambda: harness.engine.scheduler.num_running == 2)
     harness.load_adapter("a", tmp_path, 40)
     after = harness.submit(PROMPT, max_new_tokens=30, adapter=harness.engine.find_adapter("a"))
-    assert harness.engine.list_adapters()[0] == LoadedAdapter("a", Adapter("a", "40"), None, 1)
+    assert harness.engine.describe_adapter("a") == LoadedAdapter("a", Adapter("a", "40"), None, 1)
     for stream in before:
         events = await collect(stream)
         assert tokens_of(events) == expected_tokens(PROMPT, 30, bias=BIAS + 10)
