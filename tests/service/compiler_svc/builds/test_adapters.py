@@ -15,8 +15,9 @@ from bundle.store.layout import Layout
 from bundle.store.reader import open_bundle
 from bundle.store.referrers import list_referrers, read_referrer
 from compiler_svc.records import GOLDEN_TYPE
+from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.compiler_process import run_compiler
-from tests.servers.running_compiler import Client
+from tests.servers.running_compiler import Client, response_of
 
 CONFIG: dict[str, Any] = {"seq_len": 16, "max_context_length": 8, "tp_degree": 2, "on_device_sampling_config": {}}
 LEVEL = pb.OPTIMIZATION_LEVEL_O0
@@ -29,7 +30,7 @@ async def client(home: Path) -> AsyncIterator[Client]:
 
 
 async def compile_tiny(client: Client, **lora: Any) -> pb.CompileResponse:
-    return await client.build(neuron_config=CONFIG | {"lora_config": lora}, optimization_level=LEVEL)
+    return await client.build(name="tiny", neuron_config=CONFIG | {"lora_config": lora}, optimization_level=LEVEL)
 
 
 def read_manifest(home: Path, digest: str) -> Manifest:
@@ -61,6 +62,15 @@ async def test_a_bundle_has_the_room_that_its_plan_says(client: Client, home: Pa
     rooms = [rank.lora_bytes for rank in plan.ranks]
     assert rooms == measure_room(manifest)
     assert all(executable.cache == pb.CACHE_RESULT_HIT for executable in plan.executables)
+
+    write_checkpoint(home / "models" / "tuned", seed=1)
+    request = pb.ShardWeightsRequest(name="tuned", model="tuned", executables_ref="tiny")
+    sharded = response_of(await client.finish(await client.compiler.ShardWeights(request)))
+    weights = read_manifest(home, sharded.digest)
+    assert weights.graph_abi_digest == manifest.graph_abi_digest
+    (own, _), (others, room) = manifest.weight_sets, weights.weight_sets
+    assert own != others
+    assert room == manifest.weight_sets[1]
 
 
 @pytest.mark.slow
