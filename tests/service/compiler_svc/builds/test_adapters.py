@@ -75,8 +75,20 @@ async def test_a_bundle_has_the_room_that_its_plan_says(client: Client, home: Pa
 
 @pytest.mark.slow
 @pytest.mark.toolchain
-async def test_libraries_with_room(client: Client, home: Path) -> None:
-    """The golden check of a build at level 1 compares a sequence with an adapter."""
-    response = await client.build(neuron_config=CONFIG | {"tp_degree": 1, "lora_config": {"max_lora_rank": 8}})
-    manifest = read_manifest(home, response.digest)
-    assert measure_room(manifest) == [2 * 8 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))]
+@pytest.mark.parametrize(
+    ("changes", "item_bytes"),
+    [
+        ({}, 4),
+        ({"quantized": True, "quantization_type": "per_channel_symmetric", "fused_qkv": True}, 4),
+        ({"torch_dtype": "bfloat16", "tp_degree": 2}, 2),
+    ],
+    ids=["plain", "quantized", "bfloat16-pair"],
+)
+async def test_libraries_with_room(client: Client, home: Path, changes: dict[str, Any], item_bytes: int) -> None:
+    """The golden check of a build at level 1 compares a sequence with an adapter, whose input is not quantized."""
+    config = CONFIG | {"tp_degree": 1, "lora_config": {"max_lora_rank": 8}} | changes
+    response = await client.build(neuron_config=config)
+    items = 2 * 8 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
+    halves = 2 * 8 * (2 * (32 + 16) + 2 * (32 + 8) + 3 * (32 + 32))
+    room = measure_room(read_manifest(home, response.digest))
+    assert room == ([halves * item_bytes] * 2 if config["tp_degree"] == 2 else [items * item_bytes])
