@@ -157,7 +157,7 @@ class WeightSet(_Record, frozen=True, omit_defaults=True):
 class BundledAdapter(_Record, frozen=True):
     """A LoRA adapter of the model, as each rank writes it into a slot of `ADAPTER_WEIGHTS`."""
 
-    #: What requests call it, unless the client that loads it gives it another name.
+    #: What requests call it, where LoadAdapter gives it no other name.
     name: str
     #: Of its numbers: equal for equal adapters, however slots and ranks divide them.
     digest: Digest

@@ -11,14 +11,12 @@ from typing import Any, Final
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import FieldViolation
 from bundle.host.reading import reading
-from compiler_svc.adapters.config import CONFIG_FILE
+from compiler_svc.adapters.config import CONFIG_FILE, WEIGHT_FILES
 from compiler_svc.adapters.errors import AdapterInvalid, AdapterNotFound
 from compiler_svc.weights.directory import CheckpointDirectory
 from compiler_svc.weights.errors import CheckpointInvalid
 
-#: Weight files of a directory in the order of preference.
-WEIGHT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
-ACCEPTED: Final = f"a directory of PEFT with {CONFIG_FILE} and {' or '.join(WEIGHT_FILES)}, or a .pt file of NxD"
+_ACCEPTED: Final = f"a directory of PEFT with {CONFIG_FILE} and {' or '.join(WEIGHT_FILES)}, or a .pt file of NxD"
 _LASTING: Final = "files that can be read, and stay as they are"
 
 

@@ -13,10 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from bundle.errors import FieldViolation
 from bundle.host.shortage import find_shortage
-from compiler_svc.adapters.config import CONFIG_FILE, WEIGHT_FILES, AdapterConfig, read_config
-from compiler_svc.adapters.errors import AdapterInvalid, AdapterNotFound
-from compiler_svc.weights.directory import CheckpointDirectory
-from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.adapters.config import AdapterConfig, read_config
+from compiler_svc.adapters.directory import AdapterFiles, find_files, reading_adapter
+from compiler_svc.adapters.errors import AdapterInvalid
 from compiler_svc.weights.pickle_files import check_state, unpickle
 
 #: What NxD's file calls its configuration, among the tensors.

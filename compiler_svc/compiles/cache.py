@@ -22,7 +22,7 @@ from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileJobSpec, JobSpec, open_checkpoint
+from compiler_svc.planning.job_spec import AdapterJobSpec, CompileJobSpec, JobSpec, open_checkpoint
 from compiler_svc.records import ExecutableResult
 from compiler_svc.weights.checkpoint import compute_checkpoint_digest
 from compiler_svc.weights.tokenizer_sources import find_source, has_tokenizer_file, read_converter_versions
@@ -87,18 +87,11 @@ class BundleCache:
                 raise InterruptedError
 
         digest_file = partial(self._digests.digest_file, progress=stop_when_cancelled)
-        weights = compute_checkpoint_digest(checkpoint, digest_file)
-        # The bundle also holds these files, or values of them.
-        others = [*checkpoint.tokenizer_files, *(file.path for file in checkpoint.describing_files)]
-        inputs = {file.name: digest_file(file) for file in others}
-        inputs |= {f"{file.parent.name}/{file.name}": digest_file(file) for file in checkpoint.template_files.values()}
-        if has_tokenizer_file(checkpoint) or find_source(checkpoint) is not None:
-            inputs["tokenizer"] = sha256_bytes(canonical_json(read_converter_versions()))
-        contents: dict[str, object] = {"weights": weights, "files": inputs}
+        digest, inputs = _digest_source(spec, digest_file)
+        contents: dict[str, object] = {"weights": digest, "files": inputs}
         if isinstance(spec, CompileJobSpec) and spec.adapters:
             contents["adapters"] = {
-                one.name: {"is_on_device": one.is_on_device, "files": [digest_file(file) for file in one.files]}
-                for one in spec.adapters
+                one.name: find_files(one.path, roots=spec.adapter_roots).digest(digest_file) for one in spec.adapters
             }
         action_digest = spec.bundle_action_digest(
             checkpoint_digest=sha256_bytes(canonical_json(contents)),

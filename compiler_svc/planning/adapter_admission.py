@@ -8,8 +8,7 @@ from pathlib import Path
 from bundle.reference import is_new_name
 from bundle.store.reader import Bundle
 from compiler_svc.adapters.config import read_config
-from compiler_svc.adapters.directory import ACCEPTED, find_files
-from compiler_svc.adapters.errors import AdapterNotFound
+from compiler_svc.adapters.directory import find_files
 from compiler_svc.errors import AdaptersUnsupported, ExecutablesMissing, NameInvalid
 from compiler_svc.planning.admission import find_outline
 from compiler_svc.planning.bundled_model import describe_bundled_model
@@ -52,11 +51,3 @@ def admit_adapter_request(
         warnings=(),
         executables=executables.digest,
     )
-
-
-def find_adapter(path: str, model_roots: tuple[Path, ...], *, field: str = "adapter") -> Path:
-    """Finds an adapter that a field of a request names: the first that exists, absolute or below a model root."""
-    try:
-        return find_checkpoint(path, model_roots, field=field)
-    except CheckpointNotFound as error:
-        raise AdapterNotFound(path, error.detail, ACCEPTED) from error

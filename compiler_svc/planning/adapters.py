@@ -48,13 +48,6 @@ class ListedAdapter:
     is_on_device: bool
     place: str
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Its files that are there."""
-        if self.path.is_file():
-            return (self.path,)
-        return tuple(file for name in (CONFIG_FILE, *WEIGHT_FILES) if (file := self.path / name).is_file())
-
 
 @dataclass(frozen=True, slots=True)
 class Adapters:

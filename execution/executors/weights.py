@@ -72,8 +72,7 @@ class MappedEntries:
         file = weight_set, path, _identify(path)
         entry = self._files.pop(file, None)
         if entry is None:
-            tensors = tuple(msgspec.structs.replace(spec, shape=spec.shape[1:]) for spec in shard.tensors)
-            entry = map_weights(path, msgspec.structs.replace(shard, tensors=tensors))
+            entry = map_weights(path, shard.entry())
         self._files[file] = entry
         if len(self._files) > self._max_files:
             self._files.popitem(last=False)
@@ -90,7 +89,7 @@ def _identify(path: Path) -> tuple[int, ...] | None:
         found = path.stat()
     except OSError:
         return None
-    return map_weights(path, shard.entry())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def find_shard(weight_set: WeightSet, rank: int) -> WeightShard:

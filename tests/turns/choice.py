@@ -35,7 +35,7 @@ WATCHED: Final = {
     "tests/system/test_attributes.py": (*_FAMILIES, "compiler_svc/config"),
     "tests/system/test_deployments.py": ("runtime_svc/bundles", "runtime_svc/deployments"),
     "tests/system/test_interchange.py": ("compiler_svc/config",),
-    "tests/system/test_adapters.py": ("compiler_svc/adapters", "runtime_svc/engine", "execution"),
+    "tests/system/test_many_adapters.py": ("compiler_svc/adapters", "runtime_svc/engine", "execution"),
     "tests/system/test_long_context.py": ("compiler_svc/planning", "compiler_svc/lower", "execution/attention"),
     "tests/system/test_plans.py": ("compiler_svc/planning", "execution/ranks"),
     "tests/system/test_serving.py": ("edge", "runtime_svc"),

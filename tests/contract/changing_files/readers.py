@@ -22,8 +22,7 @@ from bundle.store.referrers import add_referrer, list_referrer_files, read_refer
 from bundle.store.removal import Needs, collect_garbage
 from bundle.store.transfer import copy_bundle
 from bundle.store.verification import BlobVerifier
-from compiler_svc.adapters.config import CONFIG_FILE
-from compiler_svc.adapters.directory import WEIGHT_FILES
+from compiler_svc.adapters.config import CONFIG_FILE, WEIGHT_FILES
 from compiler_svc.adapters.files import KINDS, open_adapter
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests

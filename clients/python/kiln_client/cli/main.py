@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kiln_client.cli.bundle.bundles import bundles_group
 from kiln_client.cli.bundle.config import config_group
-from kiln_client.cli.compile.compile import compile_command, shard_weights_command
+from kiln_client.cli.compile.compile import compile_command, shard_adapter_command, shard_weights_command
 from kiln_client.cli.compile.operations import operations_group
 from kiln_client.cli.compile.plan import plan_command
 from kiln_client.cli.compile.quantize import quantize_command
@@ -121,6 +121,7 @@ for _command in (
     version_command,
 ):
     kiln.add_command(_command)
+adapters_group.add_command(shard_adapter_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

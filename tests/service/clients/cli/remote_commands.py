@@ -28,6 +28,7 @@ CALLS: Final = {
     ("status",): (),
     ("generate",): ("--deployment", "d", "--prompt", "x"),
     ("load-weights",): ("d", "tiny"),
+    ("adapters", "shard"): ("pirate", "--executables", "tiny", "--name", "n"),
     ("adapters", "list"): ("--deployment", "d"),
     ("adapters", "load"): ("tiny", "--deployment", "d"),
     ("adapters", "unload"): ("pirate", "--deployment", "d"),

@@ -307,6 +307,10 @@ SCENES: Final[dict[str, dict[str, Any]]] = {
     },
     "a checkpoint": _checkpoint(),
     "a checkpoint that the compiler does not know by name": _checkpoint(_NO_CHECKPOINT),
+    "an adapter that the compiler does not know by name": {
+        "ShardAdapter": (refusal("NOT_FOUND", "ADAPTER_NOT_FOUND", "no"), samples.OPERATION),
+        "WatchCompile": [compiler_pb2.WatchCompileResponse(result=_PIRATE)],
+    },
     "a checkpoint that the compiler may not read": _checkpoint(
         _NO_CHECKPOINT, refusal("PERMISSION_DENIED", "PATH_OUTSIDE_MODEL_ROOTS")
     ),
@@ -409,6 +413,7 @@ SCENES: Final[dict[str, dict[str, Any]]] = {
     ),
     "shards": {
         "ShardWeights": samples.OPERATION,
+        "ShardAdapter": samples.OPERATION,
         "WatchCompile": [_SHARDING, compiler_pb2.WatchCompileResponse(result=_PIRATE)],
     },
     "a quantized checkpoint": {

@@ -1,4 +1,4 @@
-"""The commands `kiln compile` and `kiln shard-weights`, and the checkpoint that `--model` names."""
+"""The commands that make bundles, and the checkpoint that `--model` names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kiln_client.cli.records import record_from_message
 from kiln_client.cli.rows import Row, describe, pairs, tabulate
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.compile_requests import compile_request
+from kiln_client.compiler import AsyncCompiler
 from kiln_client.errors import NotFound
 
 T = TypeVar("T")
@@ -39,6 +40,9 @@ _BUNDLE: Final = (
     Row("cache", "{cache}"),
     Row("time", "{duration:.1f} s"),
 )
+
+#: Reasons why a compiler does not take a name.
+_NOT_THERE: Final = ("CHECKPOINT_NOT_FOUND", "ADAPTER_NOT_FOUND")
 
 _NAME = click.option("--name", required=True, help="Name of the bundle.")
 _SKIP_CACHE_LOOKUP = click.option("--skip-cache-lookup", is_flag=True, help="Build even if the cache has the result.")
@@ -91,19 +95,11 @@ async def compile_command(
     given = {option: value for option, value in options.items() if value is not None}
     if optimization_level is not None:
         given["optimization_level"] = int(optimization_level)
-    started = Started(session)
-    with ProgressView(session.output) as progress:
-        async with session.compiler() as compiler:
-            response = await call_with_checkpoint(
-                model,
-                lambda path: compiler.compile(
-                    compile_request(name, path, document, **given),
-                    on_start=started,
-                    on_progress=progress.compiled,
-                    on_lost=progress.lost,
-                ),
-            )
-    show_result(session, response, started.operation)
+    await _build(
+        session,
+        model,
+        lambda compiler, path, told: compiler.compile(compile_request(name, path, document, **given), **told),
+    )
 
 
 @click.command("shard-weights")
@@ -120,21 +116,41 @@ async def shard_weights_command(
     The weights fit the executables of the bundle REF: the checkpoint is another one of the same model, such as a
     fine-tune. The result has weights only, for `kiln load-weights`. Interrupting the command cancels the operation.
     """
+    await _build(
+        session,
+        model,
+        lambda compiler, path, told: compiler.shard_weights(
+            name, path, executables_ref, skip_cache_lookup=skip_cache_lookup, **told
+        ),
+    )
+
+
+@click.command("shard")
+@click.argument("adapter", metavar="NAME|PATH")
+@click.option("--executables", "executables_ref", required=True, metavar="REF", help="Bundle that has the executables.")
+@_NAME
+@remote_command
+async def shard_adapter_command(session: Session, *, adapter: str, executables_ref: str, name: str) -> None:
+    """Write an adapter as a bundle, in seconds.
+
+    NAME|PATH is a directory as PEFT saves it, or a file of NxD's training: below a model root of the compiler, else of
+    this host. The executables must have room for adapters: their bundle was compiled with `lora_config`. The result is
+    for `kiln adapters load`. Interrupting the command cancels the operation.
+    """
+    await _build(
+        session, adapter, lambda compiler, path, told: compiler.shard_adapter(name, path, executables_ref, **told)
+    )
+
+
+async def _build(
+    session: Session, path: str, call: Callable[[AsyncCompiler, str, dict[str, Any]], Awaitable[CompileResponse]]
+) -> None:
+    """Makes a bundle of what is at a path, and shows progress and result. `call` passes on what it is given last."""
     started = Started(session)
     with ProgressView(session.output) as progress:
+        told = {"on_start": started, "on_progress": progress.compiled, "on_lost": progress.lost}
         async with session.compiler() as compiler:
-            response = await call_with_checkpoint(
-                model,
-                lambda path: compiler.shard_weights(
-                    name,
-                    path,
-                    executables_ref,
-                    skip_cache_lookup=skip_cache_lookup,
-                    on_start=started,
-                    on_progress=progress.compiled,
-                    on_lost=progress.lost,
-                ),
-            )
+            response = await call_with_path(path, lambda found: call(compiler, found, told))
     show_result(session, response, started.operation)
 
 
@@ -165,18 +181,18 @@ def show_result(session: Session, response: CompileResponse, operation: str) -> 
     session.output.result({"event": "result", **record}, view)
 
 
-async def call_with_checkpoint(model: str, call: Callable[[str], Awaitable[T]]) -> T:
-    """Calls the compiler with the checkpoint that `--model` names, and returns what `call` returns.
+async def call_with_path(model: str, call: Callable[[str], Awaitable[T]]) -> T:
+    """Calls the compiler with the checkpoint or adapter that a command names, and returns what `call` returns.
 
-    A name below a model root means the same checkpoint in every current directory. A directory of this host is tried
-    only if the compiler knows no such name: `call` is then called a second time.
+    A name below a model root means the same in every current directory. A path of this host is tried only if the
+    compiler knows no such name: `call` is then called a second time.
     """
     if model.startswith((".", "/")):
         return await call(_absolute(model))
     try:
         return await call(model)
     except NotFound as error:
-        is_refused = error.reason == "CHECKPOINT_NOT_FOUND" and "operation" not in error.metadata
+        is_refused = error.reason in _NOT_THERE and "operation" not in error.metadata
         if not is_refused or not Path(_absolute(model)).exists():  # noqa: ASYNC240 - one look, as short as a call
             raise
     return await call(_absolute(model))

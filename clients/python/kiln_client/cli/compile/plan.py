@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final
 import click
 from kiln.compiler.v1.compiler_pb2 import PlanCompileResponse, Target
 
-from kiln_client.cli.compile.compile import MODEL, call_with_checkpoint
+from kiln_client.cli.compile.compile import MODEL, call_with_path
 from kiln_client.cli.compile.plan_view import plan_view
 from kiln_client.cli.parameters import BYTE_SIZE, DOCUMENT, OVERRIDE, QUANTIZE, enum_choice, read_configuration
 from kiln_client.cli.records import Record, record_from_message
@@ -64,9 +64,7 @@ async def plan_command(
     if target is not None:
         given["target"] = target
     async with session.compiler() as compiler:
-        plan = await call_with_checkpoint(
-            model, lambda path: compiler.plan_compile(plan_request(path, document, **given))
-        )
+        plan = await call_with_path(model, lambda path: compiler.plan_compile(plan_request(path, document, **given)))
     session.output.result(plan_record(plan), plan_view(plan, target or "cpu"))
     if not plan.fits or plan.graph_check.num_findings:
         raise click.exceptions.Exit(DOES_NOT_FIT)

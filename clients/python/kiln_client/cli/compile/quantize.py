@@ -7,7 +7,7 @@ from typing import Final
 import click
 from kiln.compiler.v1.compiler_pb2 import QuantizeWeightsResponse
 
-from kiln_client.cli.compile.compile import Started, call_with_checkpoint
+from kiln_client.cli.compile.compile import Started, call_with_path
 from kiln_client.cli.parameters import QUANTIZED_DTYPES
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
@@ -54,7 +54,7 @@ async def quantize_command(
     started = Started(session)
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
-            response = await call_with_checkpoint(
+            response = await call_with_path(
                 model,
                 lambda path: compiler.quantize_weights(
                     path,
