@@ -118,6 +118,7 @@ endef
 docs: setup
 	$(BIN)/python -m tests.architecture.error_table
 	$(BIN)/python -m tests.architecture.config_reference
+	$(BIN)/python -m tests.architecture.sampling_table
 	$(BIN)/python -m tests.architecture.scope_table
 	$(BIN)/python -m tests.architecture.leftover_table
 

@@ -22,6 +22,8 @@ COMPUTED_CONTEXT: Final = "computed_context"
 PROMPT_LENGTHS: Final = "prompt_lens"
 #: Flag of executables that compute only the first rows of a step.
 LIVE_ROWS: Final = "live_rows"
+#: What a row of `sampling_params` has, by its names in `manifest.Sampling`.
+SAMPLING_PARAMS: Final = ("top_k", "top_p", "temperature")
 #: Flag of executables whose rows may each have a LoRA adapter.
 ADAPTERS: Final = "adapters"
 
@@ -162,11 +164,11 @@ _ROWS: Final = (
         accepted=(-1, "last_adapter"),
         flag=ADAPTERS,
     ),
-    # top_k, top_p, temperature; top_k 1 is greedy for any values of the others.
+    # A top_k of 1 is greedy for any values of the others.
     Input(
         name="sampling_params",
         dtype="float32",
-        dims=("R", 3),
+        dims=("R", len(SAMPLING_PARAMS)),
         idle=(1.0, 1.0, 1.0),
         flag="sampling_params",
         is_for_sampling=True,
@@ -184,6 +186,11 @@ _ROWS: Final = (
 
 #: Every input, by name.
 INPUTS: Final[Mapping[str, Input]] = {row.name: row for row in _ROWS}
+
+
+def read_sampling_params(source: object) -> tuple[float, ...]:
+    """A row of `sampling_params` of an object that has such values."""
+    return tuple(float(getattr(source, name)) for name in SAMPLING_PARAMS)
 
 
 def inputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[Input, ...]:

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bundle.abi.inputs import INPUTS
+from bundle.abi.inputs import INPUTS, read_sampling_params
 from bundle.abi.outputs import INVALID_ROW
 from bundle.abi.tensor import DType
 from bundle.manifest import Sampling
@@ -94,6 +94,6 @@ def _scale_of(logits: Tensor) -> float:
 
 def _pick_token(reference: Tensor, sampling: Sampling) -> int:
     """The token that the executable should pick. Golden steps sample as idle rows do."""
-    baked = (float(sampling.top_k), sampling.top_p, sampling.temperature)
+    baked = read_sampling_params(sampling)
     params = torch.tensor([INPUTS["sampling_params"].idle if sampling.dynamic else baked])
     return int(sample(reference[None], params, torch.tensor([INPUTS["rand"].idle]), sampling.global_topk))

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor, nn
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS
+from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, read_sampling_params
 from bundle.abi.outputs import IDLE_TOKEN
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling, WeightTensor
@@ -106,5 +106,5 @@ def _mark_idle(tokens: Tensor, live_rows: Tensor) -> Tensor:
 
 
 def _bake_params(sampling: Sampling, rows: int, device: torch.device) -> Tensor:
-    columns = (float(sampling.top_k), sampling.top_p, sampling.temperature)
-    return torch.cat([torch.full((rows, 1), column, device=device) for column in columns], dim=1)
+    columns = [torch.full((rows, 1), value, device=device) for value in read_sampling_params(sampling)]
+    return torch.cat(columns, dim=1)

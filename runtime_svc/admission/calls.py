@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from edge.request_id import REQUEST_ID, make_id_violation
+from execution.sampling_parameters import CHOSEN, PARAMETERS, Need, SamplingParams, is_close
 from execution.step import MAX_TOP_LOGPROBS
 from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
-from runtime_svc.admission.capabilities import Capabilities, DefaultSampling
-from runtime_svc.admission.chats import (
-    MAX_QUOTED_CHARS,
-    MAX_VIOLATIONS_PER_LIST,
-    find_chat_violations,
-    find_template_violations,
-    find_unserved_parts,
-)
+from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.admission.chats import find_chat_violations, find_template_violations, find_unserved_parts
 from runtime_svc.admission.limits import RequestLimits
+from runtime_svc.admission.quotes import MAX_VIOLATIONS_PER_LIST, quote_value
 from runtime_svc.admission.sessions import SessionCall
 from runtime_svc.admission.stalls import StallCall
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
-from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.request import Request, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 
 MAX_STOP_STRING_CHARS: Final = 256
@@ -36,11 +31,6 @@ MAX_SALT_CHARS: Final = 256
 #: Fields of a Generate request that no deployment serves yet, each with the value that changes nothing, if it has one.
 UNSERVED: Final[Mapping[str, object]] = MappingProxyType(
     {
-        "sampling.min_p": 0.0,
-        "sampling.frequency_penalty": 0.0,
-        "sampling.presence_penalty": 0.0,
-        "sampling.repetition_penalty": 1.0,
-        "sampling.logit_bias": None,
         "constraint": None,
         "priority": 0,
     }
@@ -57,15 +47,13 @@ class CaptureCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """A Generate call as its caller (`Principal.key`) sent it; None means unset, and a `top_k` of 0 or -1 no limit."""
+    """A Generate call as its caller (`Principal.key`) sent it; None means unset."""
 
     request_id: str
     prompt: Prompt | None
     caller: str = ""
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
+    #: The parameters that the client set, by their names in `SamplingParams`.
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -89,7 +77,7 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
     invalid = [
         *([] if REQUEST_ID.fullmatch(call.request_id) else [make_id_violation("request_id", call.request_id)]),
         *_prompt_violations(call.prompt, capabilities),
-        *_sampling_violations(call, capabilities),
+        *_sampling_violations(call.sampling, capabilities),
         *_stop_violations(call, capabilities),
         *_output_violations(call, capabilities),
         *_salt_violations(call.cache_salt),
@@ -162,18 +150,12 @@ def admit(
     if max(prompt_token_ids) >= capabilities.vocab_size:
         found, accepted = max(prompt_token_ids), f"tokens 0 to {capabilities.vocab_size - 1} of the model"
         raise RequestInvalid([FieldViolation(field, f"token {found}", accepted)])
-    sampling = _resolve_sampling(call, capabilities.default_sampling)
     limits = (capabilities.max_length - len(prompt_token_ids), call.max_new_tokens, capabilities.max_new_tokens)
     stop_token_ids = set(call.stop_token_ids) | (set() if call.ignore_eos else set(capabilities.eos_token_ids))
     request = Request(
         request_id=call.request_id,
         prompt_token_ids=prompt_token_ids,
-        sampling=SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=secrets.randbits(64) if call.seed is None else call.seed,
-        ),
+        sampling=_resolve_sampling({"seed": secrets.randbits(64), **call.sampling}, capabilities.default_sampling),
         stop=StopConditions(
             max_new_tokens=min(limit for limit in limits if limit is not None),
             stop_strings=call.stop_strings,
@@ -205,12 +187,9 @@ def prompt_field(prompt: Prompt | None) -> str:
             return "prompt"
 
 
-def _resolve_sampling(call: GenerationCall, default: DefaultSampling) -> DefaultSampling:
-    return DefaultSampling(
-        temperature=default.temperature if call.temperature is None else call.temperature,
-        top_k=default.top_k if call.top_k is None else max(call.top_k, 0),
-        top_p=default.top_p if call.top_p is None else call.top_p,
-    )
+def _resolve_sampling(asked: Mapping[str, Any], default: SamplingParams) -> SamplingParams:
+    resolved = replace(default, **asked)
+    return replace(resolved, top_k=max(resolved.top_k, 0))
 
 
 def _resolve_capture(capture: CaptureCall | None) -> InputCapture | None:
@@ -246,14 +225,13 @@ def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Itera
         yield from islice(find_unserved_parts(prompt), MAX_VIOLATIONS_PER_LIST)
 
 
-def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
-    if call.temperature is not None and not (call.temperature >= 0 and math.isfinite(call.temperature)):
-        yield FieldViolation("sampling.temperature", _number(call.temperature), "a number of at least 0")
-    max_top_k = capabilities.max_top_k or capabilities.vocab_size
-    if call.top_k is not None and not -1 <= call.top_k <= max_top_k:
-        yield FieldViolation("sampling.top_k", str(call.top_k), f"1 to {max_top_k}; 0 or -1 for no limit")
-    if call.top_p is not None and not 0 < call.top_p <= 1:
-        yield FieldViolation("sampling.top_p", _number(call.top_p), "a number above 0, at most 1")
+def _sampling_violations(asked: Mapping[str, Any], capabilities: Capabilities) -> Iterator[FieldViolation]:
+    for name, value in asked.items():
+        domain = PARAMETERS[name].domain
+        if name == "top_k":
+            domain = replace(domain, largest=capabilities.max_top_k or capabilities.vocab_size)
+        if not isinstance(value, Mapping) and value not in domain:
+            yield FieldViolation(f"sampling.{name}", quote_value(value), str(domain))
 
 
 def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -308,25 +286,38 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
         if value != (neutral := UNSERVED[path]):
             accepted = "unset" if neutral is None else f"unset or {neutral}"
             accepted = f"{accepted}: this server does not serve it yet"
-            yield FieldViolation(path, _show(value), accepted, quotes_text=isinstance(value, str))
+            yield FieldViolation(path, quote_value(value), accepted, quotes_text=isinstance(value, str))
     if call.logprobs is not None and not capabilities.logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"unset: {no_logits}")
     if call.logits and not capabilities.logits:
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
-    yield from _unserved_ties(call, capabilities)
+    if call.session is not None and not capabilities.sessions:
+        accepted = "unset: the bundle's executables cannot begin a prompt behind what the KV cache holds"
+        if capabilities.padding_side == "left":
+            accepted += ", because of neuron_config.padding_side: left"
+        yield FieldViolation("session_id", quote_value(call.session.session_id), accepted, quotes_text=True)
     if call.capture is not None and not capabilities.input_capture:
         yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
-    default, resolved = capabilities.default_sampling, _resolve_sampling(call, capabilities.default_sampling)
-    if capabilities.dynamic_sampling or resolved.is_close(default):
+    yield from _unserved_sampling(call.sampling, capabilities)
+
+
+def _unserved_sampling(asked: Mapping[str, Any], capabilities: Capabilities) -> Iterator[FieldViolation]:
+    for name, value in asked.items():
+        row = PARAMETERS[name]
+        if row.need is Need.LATER and value != row.neutral:
+            neutral = "" if isinstance(value, Mapping) else f" or {quote_value(row.neutral)}"
+            yield FieldViolation(f"sampling.{name}", quote_value(value), f"unset{neutral}: {row.need.value}")
+    default, resolved = capabilities.default_sampling, _resolve_sampling(asked, capabilities.default_sampling)
+    if capabilities.dynamic_sampling or resolved.picks_like(default):
         return
-    for name in ("temperature", "top_k", "top_p"):
-        asked, baked = getattr(resolved, name), getattr(default, name)
-        if not math.isclose(asked, baked, rel_tol=1e-6):
-            accepted = f"unset or {_number(baked)}: sampling is compiled into the bundle"
-            yield FieldViolation(f"sampling.{name}", _number(asked), accepted)
+    for name in CHOSEN:
+        value, baked = getattr(resolved, name), getattr(default, name)
+        if not is_close(value, baked):
+            accepted = f"unset or {quote_value(baked)}: {Need.CHOICE.value}"
+            yield FieldViolation(f"sampling.{name}", quote_value(value), accepted)
 
 
 def _unserved_ties(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -346,17 +337,3 @@ def _token_id_violations(field: str, token_ids: Sequence[int], capabilities: Cap
     outside = [index for index, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size]
     for index in outside[:MAX_VIOLATIONS_PER_LIST]:
         yield FieldViolation(f"{field}[{index}]", str(token_ids[index]), f"0 to {vocab_size - 1}")
-
-
-def _show(value: object) -> str:
-    match value:
-        case str():
-            return repr(value[:MAX_QUOTED_CHARS])
-        case int() | float():
-            return _number(value)
-    return "set"
-
-
-def _number(value: float) -> str:
-    """Formats a float32 with the digits that the client wrote."""
-    return f"{value:.7g}"

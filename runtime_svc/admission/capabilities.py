@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -11,6 +10,7 @@ from bundle.abi.submodels import SUBMODELS
 from bundle.abi.tensor import DTYPES
 from bundle.manifest import Executable, GenerationDefaults, Manifest
 from execution.ranks.step_memory import max_top_logprobs
+from execution.sampling_parameters import CHOSEN, SamplingParams
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.request import SessionLimits, StallTimeouts
 from runtime_svc.engine.scheduler.buckets import BucketTable
@@ -22,30 +22,6 @@ MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_ADAPTERS: Final = 1000
 #: Size of the largest logits of one token. By default gRPC clients take messages of 4 MiB; some room is for the rest.
 MAX_LOGITS_BYTES: Final = (4 << 20) - (64 << 10)
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultSampling:
-    """The sampling values of a request that sets none."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether these values always pick the most likely token."""
-        return self.temperature == 0 or self.top_k == 1
-
-    def is_close(self, other: DefaultSampling) -> bool:
-        """Tells whether both pick tokens alike. Clients send float32, so values need not be equal."""
-        if self.is_greedy or other.is_greedy:
-            return self.is_greedy and other.is_greedy
-        return (
-            math.isclose(self.temperature, other.temperature, rel_tol=1e-6)
-            and self.top_k == other.top_k
-            and math.isclose(self.top_p, other.top_p, rel_tol=1e-6)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +54,8 @@ class Capabilities:
     logits: bool
     text: bool
     chat: bool
-    default_sampling: DefaultSampling
+    #: The sampling values of a request that sets none; its seed stands for a random one.
+    default_sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     input_capture: bool
     input_truncation: bool
@@ -145,13 +122,10 @@ class Capabilities:
         )
 
 
-def _default_sampling_of(manifest: Manifest) -> DefaultSampling:
-    sampling, named = manifest.sampling, manifest.serving.generation or GenerationDefaults()
-    return DefaultSampling(
-        temperature=sampling.temperature if named.temperature is None else named.temperature,
-        top_k=max(sampling.top_k if named.top_k is None else named.top_k, 0),
-        top_p=sampling.top_p if named.top_p is None else named.top_p,
-    )
+def _default_sampling_of(manifest: Manifest) -> SamplingParams:
+    named, own = manifest.serving.generation or GenerationDefaults(), manifest.sampling
+    chosen = {name: getattr(own, name) if (value := getattr(named, name)) is None else value for name in CHOSEN}
+    return SamplingParams(**chosen | {"top_k": max(chosen["top_k"], 0)})
 
 
 def _shapes_of(executables: Sequence[Executable]) -> SubmodelShapes:

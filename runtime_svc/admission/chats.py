@@ -10,13 +10,10 @@ from bundle.errors import FieldViolation
 from bundle.manifest import choose_template
 from execution.text.prompt import ChatMessage, ChatPrompt
 from execution.text.tools import ACCEPTED_OBJECT, parse_object
+from runtime_svc.admission.quotes import MAX_QUOTED_CHARS, MAX_VIOLATIONS_PER_LIST
 
 MAX_TOOLS: Final = 128
 MAX_TOOL_CHARS: Final = 64 << 10
-# Errors quote invalid values, but only the beginning of long ones.
-MAX_QUOTED_CHARS: Final = 60
-# A thousand violations of one list tell the client no more than ten.
-MAX_VIOLATIONS_PER_LIST: Final = 10
 
 
 def find_chat_violations(prompt: ChatPrompt) -> Iterator[FieldViolation]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 from bundle.errors import KilnError
 from edge.access.principal import ANONYMOUS, Principal
 from edge.status import status_from_error
+from execution.sampling_parameters import PARAMETERS
 from execution.text.prompt import (
     ChatMessage,
     ChatPrompt,
@@ -27,7 +29,7 @@ from runtime_svc.admission.calls import UNSERVED, CaptureCall, GenerationCall
 from runtime_svc.admission.sessions import SessionCall
 from runtime_svc.admission.stalls import StallCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
-from runtime_svc.engine.request import FinishReason, SamplingParams, StallAction, Usage
+from runtime_svc.engine.request import FinishReason, StallAction, Usage
 
 #: Of a list that may be longer than any that admission takes, only so many elements are converted.
 MAX_LIST: Final = 64 << 10
@@ -41,15 +43,12 @@ _STALL_ACTIONS = {pb.StallPolicy.Action.Value(f"ACTION_{action.name}"): action f
 
 def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS) -> GenerationCall:
     """Converts a Generate request; unset fields become None."""
-    sampling, stop = request.sampling, request.stop
+    stop = request.stop
     return GenerationCall(
         request_id=request_id,
         prompt=prompt_from_pb(request),
         caller=caller.key,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
+        sampling=sampling_from_pb(request.sampling),
         max_new_tokens=stop.max_new_tokens if stop.HasField("max_new_tokens") else None,
         stop_strings=tuple(stop.stop_strings),
         stop_token_ids=tuple(islice(stop.stop_token_ids, MAX_LIST)),
@@ -64,6 +63,19 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
         unserved=dict(_find_unserved(request)),
     )
+
+
+def sampling_from_pb(message: Message) -> dict[str, Any]:
+    """Reads the sampling parameters that are set off a message that has fields of their names, among others.
+
+    A field without presence is set if it is not 0.
+    """
+    found = {field.name: value for field, value in message.ListFields()}
+    return {
+        name: dict(islice(found[name].items(), MAX_LIST)) if isinstance(row.neutral, Mapping) else found[name]
+        for name, row in PARAMETERS.items()
+        if name in found
+    }
 
 
 def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt | None:
@@ -172,15 +184,9 @@ def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
     return pb.Accepted(
         request_id=accepted.request_id,
         prompt_token_count=accepted.num_prompt_tokens,
-        sampling=_sampling_to_pb(accepted.sampling),
+        sampling=pb.SamplingParams(**asdict(accepted.sampling)),
         max_new_tokens=accepted.max_new_tokens,
         truncated_tokens=accepted.num_truncated_tokens,
-    )
-
-
-def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed
     )
 
 

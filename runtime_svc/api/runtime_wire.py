@@ -240,7 +240,9 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
         return None
     default = capabilities.default_sampling
     return pb.Capabilities(
-        default_sampling=pb.DefaultSampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p),
+        default_sampling=pb.DefaultSampling(
+            **{name: getattr(default, name) for name in pb.DefaultSampling.DESCRIPTOR.fields_by_name}
+        ),
         max_new_tokens=capabilities.max_new_tokens or 0,
         submodels=[
             pb.SubmodelBuckets(submodel=one.submodel, batch_size=one.batch_size, tokens=one.tokens)

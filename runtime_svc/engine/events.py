@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from bundle.errors import KilnError
-from runtime_svc.engine.request import Finish, SamplingParams, Usage
+from execution.sampling_parameters import SamplingParams
+from runtime_svc.engine.request import Finish, Usage
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -9,24 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bundle.errors import KilnError
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.capture import InputCapture
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are picked, every default filled in.
-
-    Attributes:
-        temperature: Divides the logits; 0 is greedy.
-        top_k: Candidates kept; 0 keeps all that the bundle considers.
-        top_p: Probability mass kept, in (0, 1].
-        seed: Of the request's own random numbers, in [0, 2**64).
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)

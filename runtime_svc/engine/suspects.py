@@ -18,7 +18,7 @@ import os
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from runtime_svc.engine.request import Request
@@ -94,9 +94,8 @@ class SuspectPrompts:
         return suspect
 
     def _digest(self, request: Request) -> bytes:
-        sampling = request.sampling
         shape = (
-            *(sampling.temperature, sampling.top_k, sampling.top_p),
+            replace(request.sampling, seed=0),
             *(request.top_logprobs, request.wants_logits, request.adapter_digest),
         )
         text = array("q", request.prompt_token_ids).tobytes() + repr(shape).encode()

@@ -13,9 +13,12 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from bundle.errors import FieldViolation, KilnError
 from edge.access.principal import ANONYMOUS, Principal
+from execution.sampling_parameters import PARAMETERS
 from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.calls import GenerationCall
+from runtime_svc.admission.quotes import quote_value
 from runtime_svc.api.generation import ABORT_CAUSE
+from runtime_svc.api.generation_wire import sampling_from_pb
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
@@ -27,10 +30,7 @@ SERVED: Final = frozenset(
         "tokenized",
         "text",
         "stream",
-        "sampling_params.temperature",
-        "sampling_params.top_p",
-        "sampling_params.top_k",
-        "sampling_params.seed",
+        *(f"sampling_params.{name}" for name in PARAMETERS),
         "sampling_params.n",
         "sampling_params.max_tokens",
         "sampling_params.stop",
@@ -46,7 +46,6 @@ SERVED: Final = frozenset(
 #: Neutral values of fields that Kiln does not serve: routers send them. A default of proto3 is not even a value.
 NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {
-        "sampling_params.repetition_penalty": 1.0,
         "sampling_params.json_object": False,
         "data_parallel_rank": 0,
     }
@@ -83,8 +82,9 @@ def check_served(request: pb.GenerateRequest) -> None:
     violations = []
     for path, value in _list_fields(request):
         if path not in SERVED and value != NEUTRAL.get(path):
-            unset = f"unset or {_show(NEUTRAL[path])}" if path in NEUTRAL else "unset"
-            violations.append(FieldViolation(path, _show(value), f"{unset}: this server does not serve it"))
+            unset = f"unset or {quote_value(NEUTRAL[path])}" if path in NEUTRAL else "unset"
+            shown = "set" if isinstance(value, str) else quote_value(value)
+            violations.append(FieldViolation(path, shown, f"{unset}: this server does not serve it"))
     if violations:
         raise FeatureNotServed(violations)
     if request.WhichOneof("input") is None:
@@ -94,18 +94,18 @@ def check_served(request: pb.GenerateRequest) -> None:
 def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS) -> GenerationCall:
     """Converts a request that passed `check_served`.
 
-    Unset fields become None. So do a `top_p` and a `top_k` of 0, and `n` 0 is 1: the API cannot tell them from unset.
+    Fields without presence are unset at 0, and `n` 0 is 1: the API cannot tell them from unset.
     """
     params = request.sampling_params
+    sampling = sampling_from_pb(params)
+    if "seed" in sampling:
+        # Kiln's seeds are unsigned: a negative one is the number of 64 bits that has its bits.
+        sampling["seed"] %= 1 << 64
     return GenerationCall(
         request_id=request_id,
         prompt=_prompt_from_pb(request),
         caller=caller.key,
-        temperature=params.temperature if params.HasField("temperature") else None,
-        top_k=params.top_k or None,
-        top_p=params.top_p or None,
-        # Kiln's seeds are unsigned: a negative one is the number of 64 bits that has its bits.
-        seed=params.seed % (1 << 64) if params.HasField("seed") else None,
+        sampling=sampling,
         max_new_tokens=params.max_tokens if params.HasField("max_tokens") else None,
         stop_strings=tuple(params.stop),
         stop_token_ids=tuple(params.stop_token_ids),
@@ -217,18 +217,6 @@ def _list_fields(request: pb.GenerateRequest) -> Iterator[tuple[str, Any]]:
             yield from ((f"sampling_params.{nested.name}", one) for nested, one in value.ListFields())
         else:
             yield field.name, value
-
-
-def _show(value: object) -> str:
-    """Formats a number as the client wrote it, of a float32 too."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case int():
-            return str(value)
-        case float():
-            return f"{value:.7g}"
-    return "set"
 
 
 def _prompt_from_pb(request: pb.GenerateRequest) -> Prompt:

@@ -24,6 +24,7 @@ from edge.access.principal import PRINCIPAL
 from edge.interceptor import describe_call
 from edge.request_id import REQUEST_ID
 from edge.surroundings import bind_request_id, bound_request_id
+from execution.sampling_parameters import CHOSEN
 from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.api.generation import abort_request, conclude_stream, find_deadline
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
@@ -233,8 +234,7 @@ def _describe(deployment: Deployment) -> tuple[Capabilities, Manifest]:
 
 def _default_sampling_json(capabilities: Capabilities) -> str:
     """Returns what a router is to send for values that its client leaves unset."""
-    default = capabilities.default_sampling
-    return json.dumps({"temperature": default.temperature, "top_k": default.top_k, "top_p": default.top_p})
+    return json.dumps({name: getattr(capabilities.default_sampling, name) for name in CHOSEN})
 
 
 def _load_to_pb(engine: Engine) -> pb.SchedulerLoad:

@@ -15,9 +15,10 @@ from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.config.submodels import SubmodelShape
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.activations import measure_activations
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.slots import SlotManager
-from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.request import Request, StopConditions, Timeline
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps

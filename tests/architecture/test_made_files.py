@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import config_reference, error_table, leftover_table, scope_table
+from tests.architecture import config_reference, error_table, leftover_table, sampling_table, scope_table
 
 MADE = {
     config_reference.FILE: config_reference.render_reference,
     error_table.TABLE: error_table.render_table,
     leftover_table.PAGE: lambda: leftover_table.render_page(leftover_table.PAGE.read_text()),
+    sampling_table.PAGE: sampling_table.render_page,
     scope_table.PAGE: scope_table.render_page,
 }
 

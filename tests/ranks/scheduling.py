@@ -8,11 +8,12 @@ from typing import Any
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Manifest, Serving
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.adapters import AdapterSlots
 from runtime_svc.engine.assembly import make_scheduler as assemble
 from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.manager import KvManager
-from runtime_svc.engine.request import Adapter, Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.request import Adapter, Request, StopConditions, Timeline
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps

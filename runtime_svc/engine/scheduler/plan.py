@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from bundle.abi.inputs import read_sampling_params
 from bundle.manifest import Executable, Manifest
 from execution.step import Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
@@ -83,7 +84,7 @@ class StepBuilder:
         inputs = form.make_idle()
         top_logprobs, wants_logits = None, False
         for row in plan.rows:
-            request, sampling = row.request, row.request.sampling
+            request = row.request
             tokens = [self._pad_id] if plan.depends_on_previous else request.tokens_at(row.start, row.num_tokens)
             form.put_tokens(
                 inputs,
@@ -94,8 +95,7 @@ class StepBuilder:
                 num_moved=row.num_moved,
                 num_prompt_tokens=len(row.request.prompt_token_ids),
             )
-            params = (float(sampling.top_k), sampling.top_p, sampling.temperature)
-            form.put_values(inputs, "sampling_params", row.row, params)
+            form.put_values(inputs, "sampling_params", row.row, read_sampling_params(request.sampling))
             if request.adapter_slot is not None:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:

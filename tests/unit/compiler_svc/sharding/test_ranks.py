@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from bundle.abi.inputs import read_sampling_params
 from bundle.manifest import Sampling
 from compiler_svc.trace.graph_spec import GraphSpec
 from execution.sampling import greedy, sample
@@ -131,7 +132,7 @@ def test_tokens_are_those_that_whole_logits_give(name: str, tp_degree: int, tmp_
     sampling = make_sampling(**SAMPLINGS[name])
     params = torch.tensor([[6.0, 0.8, 1.5]])
     if not sampling.dynamic:
-        params = torch.tensor([[float(sampling.top_k), sampling.top_p, sampling.temperature]])
+        params = torch.tensor([read_sampling_params(sampling)])
     rand = torch.tensor([[0.5 if sampling.deterministic else 0.83]])
 
     specs = [tiny.spec(tp_degree=tp_degree, sampling=sampling, output_logits=logits) for logits in (True, False)]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from bundle.abi.inputs import ADAPTERS
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Manifest
+from execution.sampling_parameters import SamplingParams
 from execution.step import Step
 from runtime_svc.engine.kv.manager import Placement
-from runtime_svc.engine.request import SamplingParams
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPlan, uniform
 from tests.bundles.manifests import DYNAMIC, DYNAMIC_FLAGS

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta, TokenLogprob
-from runtime_svc.engine.request import Finish, FinishReason, SamplingParams, Usage
+from runtime_svc.engine.request import Finish, FinishReason, Usage
 from runtime_svc.engine.streams import MAX_JOINED_VALUES, OutputStream
 from tests.ranks.engines import (
     StartEngine,

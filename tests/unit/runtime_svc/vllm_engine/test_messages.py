@@ -72,15 +72,13 @@ def test_a_neutral_value_is_as_good_as_none(path: str) -> None:
 
 
 def test_every_field_that_is_not_served_is_named_at_once() -> None:
-    request = with_field("sampling_params.min_p", value=0.1)
-    request.sampling_params.repetition_penalty = 1.2
+    request = with_field("sampling_params.min_tokens", value=2)
     request.sampling_params.grammar_from_first_token = True
     request.sampling_params.regex = "a+"
     with pytest.raises(FeatureNotServed) as caught:
         check_served(request)
     assert {one.field: (one.value, one.accepted) for one in caught.value.violations} == {
-        "sampling_params.min_p": ("0.1", "unset: this server does not serve it"),
-        "sampling_params.repetition_penalty": ("1.2", "unset or 1: this server does not serve it"),
+        "sampling_params.min_tokens": ("2", "unset: this server does not serve it"),
         "sampling_params.grammar_from_first_token": ("true", "unset: this server does not serve it"),
         "sampling_params.regex": ("set", "unset: this server does not serve it"),
     }
@@ -94,8 +92,7 @@ def test_a_request_without_a_prompt_is_invalid() -> None:
 def test_defaults_of_proto3_are_unset() -> None:
     call = call_from_pb(pb.GenerateRequest(tokenized=PROMPT), request_id="r")
     assert (call.request_id, call.prompt) == ("r", TokenPrompt((5, 6)))
-    unset = (call.temperature, call.top_k, call.top_p, call.seed, call.max_new_tokens, call.logprobs)
-    assert unset == (None, None, None, None, None, None)
+    assert (call.sampling, call.max_new_tokens, call.logprobs) == ({}, None, None)
     assert (call.stop_strings, call.stop_token_ids, call.ignore_eos) == ((), (), False)
 
 
@@ -124,14 +121,14 @@ def test_values_arrive() -> None:
     params = pb.SamplingParams(**sampling, **stop, max_tokens=3, ignore_eos=True, logprobs=0)
     call = call_from_pb(pb.GenerateRequest(text="a cat", sampling_params=params), request_id="r")
     assert call.prompt == TextPrompt("a cat")
-    assert (call.temperature, call.top_p, call.top_k, call.seed) == (0.0, 1.0, 4, 7)
+    assert call.sampling == sampling
     assert (call.max_new_tokens, call.stop_strings, call.stop_token_ids) == (3, (".",), (9,))
     assert (call.ignore_eos, call.logprobs) == (True, 0)
 
 
 def test_a_negative_seed_is_one_of_64_bits() -> None:
     request = pb.GenerateRequest(tokenized=PROMPT, sampling_params=pb.SamplingParams(seed=-1))
-    assert call_from_pb(request, request_id="r").seed == 2**64 - 1
+    assert call_from_pb(request, request_id="r").sampling == {"seed": 2**64 - 1}
 
 
 def test_admissions_errors_get_the_names_of_this_api() -> None:

@@ -1,0 +1,135 @@
+"""The parameters by which a request shapes how its tokens are picked: each field of `SamplingParams` is a row.
+
+Wire, admission, engine, ranks and the table of docs/sampling.md loop over the rows. A new parameter is a field here and
+one of generation.proto, and what `processors` does by it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+
+class Act(enum.Enum):
+    """What a parameter does to a row of logits."""
+
+    PAIRS = "changes some tokens' logits"
+    SCALE = "scales all logits"
+    CUT = "drops unlikely tokens"
+    DRAW = "draws"
+
+
+class Need(enum.Enum):
+    """What a deployment needs for values other than its own or the neutral one; `value` is how errors refuse them."""
+
+    NOTHING = ""
+    CHOICE = "sampling is compiled into the bundle"
+    LATER = "this server does not serve it yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The finite numbers from `smallest` to `largest`; `words` say it where the two bounds do not say all."""
+
+    smallest: float
+    largest: float = math.inf
+    excludes_smallest: bool = False
+    words: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        is_above = value > self.smallest if self.excludes_smallest else value >= self.smallest
+        return is_above and value <= self.largest and math.isfinite(value)
+
+    def __str__(self) -> str:
+        if self.words:
+            return self.words.format(largest=self.largest)
+        if self.excludes_smallest:
+            end = "" if math.isinf(self.largest) else f", at most {self.largest:g}"
+            return f"a number above {self.smallest:g}{end}"
+        if math.isinf(self.largest):
+            return f"a number of at least {self.smallest:g}"
+        return f"a number from {self.smallest:g} to {self.largest:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A row.
+
+    Attributes:
+        name: Of the field in the messages of every API.
+        neutral: The value that changes nothing; None if each value changes something.
+        domain: The accepted numbers; for pairs of token id and number, those of the numbers.
+        effect: What it does, for the pages.
+    """
+
+    name: str = ""
+    neutral: object
+    domain: Domain
+    act: Act
+    need: Need
+    effect: str
+
+
+_TOP_K: Final = Domain(-1, words="1 to {largest}; 0 or -1 for no limit")
+_SHARE: Final = Domain(0, 1, excludes_smallest=True)
+_SEED: Final = Domain(0, (1 << 64) - 1, words="an unsigned integer of 64 bits")
+_PENALTY: Final = Domain(-2, 2)
+
+
+def _row(default: Any, domain: Domain, act: Act, need: Need, effect: str, *, is_neutral: bool = True) -> Any:
+    neutral = default if is_neutral else None
+    row = Parameter(neutral=neutral, domain=domain, act=act, need=need, effect=effect)
+    if isinstance(default, Mapping):
+        return field(default_factory=dict, metadata={"row": row})
+    return field(default=default, metadata={"row": row})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of a sequence are picked, every default filled in; the rows say what the fields are."""
+
+    temperature: float = _row(1.0, Domain(0), Act.SCALE, Need.CHOICE, "divides the logits; 0 is greedy")
+    top_k: int = _row(0, _TOP_K, Act.CUT, Need.CHOICE, "keeps the k most likely tokens")
+    top_p: float = _row(1.0, _SHARE, Act.CUT, Need.CHOICE, "keeps the smallest set whose probability reaches p")
+    seed: int = _row(0, _SEED, Act.DRAW, Need.NOTHING, "seeds the random numbers", is_neutral=False)
+    min_p: float = _row(0.0, Domain(0, 1), Act.CUT, Need.LATER, "drops what is less likely than p of the likeliest")
+    frequency_penalty: float = _row(
+        0.0, _PENALTY, Act.PAIRS, Need.LATER, "taken off for each time that a token was generated"
+    )
+    presence_penalty: float = _row(0.0, _PENALTY, Act.PAIRS, Need.LATER, "taken off once a token was generated")
+    repetition_penalty: float = _row(
+        1.0,
+        Domain(0, excludes_smallest=True),
+        Act.PAIRS,
+        Need.LATER,
+        "divides positive and multiplies negative logits of tokens of prompt and output",
+    )
+    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Act.PAIRS, Need.LATER, "added, by token id")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether these values always pick the most likely token."""
+        return self.temperature == 0 or self.top_k == 1
+
+    def picks_like(self, other: SamplingParams) -> bool:
+        """Tells whether executables pick tokens alike by both. Clients send float32, so values need not be equal."""
+        if self.is_greedy or other.is_greedy:
+            return self.is_greedy and other.is_greedy
+        return all(is_close(getattr(self, name), getattr(other, name)) for name in CHOSEN)
+
+
+#: Every row, by its name.
+PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
+    {one.name: replace(one.metadata["row"], name=one.name) for one in fields(SamplingParams)}
+)
+#: Names of those that executables either take with each step, or have compiled in.
+CHOSEN: Final = tuple(name for name, row in PARAMETERS.items() if row.need is Need.CHOICE)
+
+
+def is_close(value: float, other: float) -> bool:
+    """Tells whether two numbers may be the same one, of which one was a float32."""
+    return math.isclose(value, other, rel_tol=1e-6)
