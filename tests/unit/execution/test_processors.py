@@ -1,0 +1,140 @@
+"""Processors change logits as those of transformers do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from execution import processors
+from execution.sampling import candidates
+
+VOCAB_SIZE = 50
+NUM_CASES = 1000
+
+
+def cases() -> Iterator[tuple[torch.Generator, Tensor, Tensor]]:
+    """Random numbers, logits [V] and tokens [T] in which some are often there, many times over."""
+    generator = torch.Generator().manual_seed(1)
+    for case in range(NUM_CASES):
+        logits = torch.randn(VOCAB_SIZE, generator=generator) * 4
+        if case % 3 == 0:
+            # Ties, and numbers that are 0.
+            logits = logits.round()
+        length = int(torch.randint(1, 40, (), generator=generator))
+        yield generator, logits, torch.randint(0, (4, VOCAB_SIZE)[case % 2], (length,), generator=generator)
+
+
+def draw(generator: torch.Generator, low: float, high: float) -> float:
+    return low + (high - low) * float(torch.rand((), generator=generator))
+
+
+def choose(generator: torch.Generator, count: int, below: int = VOCAB_SIZE) -> list[int]:
+    return torch.randperm(below, generator=generator)[:count].tolist()
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    """The same tokens are candidates, and their logits are equal but for rounding."""
+    assert torch.equal(ours.isneginf(), theirs[0].isneginf())
+    torch.testing.assert_close(ours, theirs[0], rtol=1e-6, atol=1e-6)
+
+
+def test_bias() -> None:
+    for generator, logits, tokens in cases():
+        biases = {token: draw(generator, -9, 9) for token in choose(generator, 5)}
+        theirs = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})
+        assert_same(processors.add_bias(logits, biases), theirs(tokens[None], logits[None]))
+
+
+def test_repetition_penalty_counts_each_token_once() -> None:
+    for generator, logits, tokens in cases():
+        penalty = draw(generator, 0.2, 3)
+        theirs = RepetitionPenaltyLogitsProcessor(penalty)(tokens[None], logits[None])
+        assert_same(processors.penalize_repetition(logits, tokens, penalty), theirs)
+
+
+def test_frequency_and_presence_are_taken_off() -> None:
+    """As OpenAI and vLLM define them: transformers has neither."""
+    for generator, logits, tokens in cases():
+        frequency, presence = draw(generator, -2, 2), draw(generator, -2, 2)
+        expected = logits.clone()
+        for token in set(tokens.tolist()):
+            expected[token] -= frequency * tokens.tolist().count(token) + presence
+        assert_same(processors.penalize_frequency(logits, tokens, frequency, presence), expected[None])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_repeated_ngrams(size: int) -> None:
+    theirs = NoRepeatNGramLogitsProcessor(size)
+    for _, logits, tokens in cases():
+        expected = theirs(tokens[None], logits[None])
+        assert_same(processors.exclude_repeated_ngrams(logits, tokens, size), expected)
+
+
+def test_words() -> None:
+    for generator, logits, tokens in cases():
+        words = [choose(generator, length, 4) for length in (1, 2, 2, 3)]
+        expected = NoBadWordsLogitsProcessor(words)(tokens[None], logits[None])
+        assert_same(processors.exclude_words(logits, tokens, words), expected)
+
+
+def test_allowed_tokens() -> None:
+    for generator, logits, tokens in cases():
+        allowed = choose(generator, 7)
+        theirs = PrefixConstrainedLogitsProcessor(lambda *_, allowed=allowed: allowed, 1)  # type: ignore[misc]
+        assert_same(processors.allow_only(logits, allowed), theirs(tokens[None], logits[None]))
+
+
+def test_excluded_ends() -> None:
+    for generator, logits, tokens in cases():
+        ends = choose(generator, 2)
+        theirs = MinNewTokensLengthLogitsProcessor(len(tokens), 1, ends)
+        assert_same(processors.exclude_tokens(logits, ends), theirs(tokens[None], logits[None]))
+
+
+def test_forced_token() -> None:
+    for generator, logits, _ in cases():
+        (token,) = choose(generator, 1)
+        theirs = ForcedBOSTokenLogitsProcessor(token)(torch.tensor([[3]]), logits[None])
+        assert_same(processors.force_token(logits, token), theirs)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (9, 1.0), (0, 0.8), (20, 0.9)])
+def test_min_p_and_typical_p_come_behind_top_k_and_top_p(top_k: int, top_p: float) -> None:
+    """Without ties, whose order is open: transformers may keep another one of equal tokens."""
+    params, num_cut = torch.tensor([[float(top_k), top_p, 1.0]]), 0
+    for generator, logits, tokens in cases():
+        if logits.unique().numel() < VOCAB_SIZE:
+            continue
+        min_p, typical_p = draw(generator, 0, 0.3), draw(generator, 0.05, 0.95)
+        theirs = logits[None]
+        if top_k:
+            theirs = TopKLogitsWarper(top_k)(tokens[None], theirs)
+        if top_p < 1:
+            theirs = TopPLogitsWarper(top_p)(tokens[None], theirs)
+        ids, weights = (one[0] for one in candidates(logits[None], params, 0))
+        for cut, warper in (
+            (processors.cut_below(weights, min_p), MinPLogitsWarper(min_p)),
+            (processors.cut_untypical(weights, typical_p), TypicalLogitsWarper(typical_p)),
+        ):
+            expected = warper(tokens[None], theirs).softmax(-1)
+            ours = torch.zeros(VOCAB_SIZE).index_put((ids,), cut / cut.sum())
+            assert torch.equal(ours > 0, expected[0] > 0)
+            torch.testing.assert_close(ours, expected[0], rtol=1e-5, atol=1e-6)
+            num_cut += int((cut > 0).sum() < (weights > 0).sum())
+    assert num_cut > NUM_CASES / 2
