@@ -3,8 +3,9 @@
 logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size, bad words, allowed tokens,
 min_new_tokens, forced first tokens; then, by `sampling`, temperature, top_k and top_p; then min_p and typical_p.
 
-Each function takes one row and what it needs to know of the row's sequence: tokens of its prompt, tokens that were
-generated. Token ids are int64, logits f32 [V]; results are new tensors. What is excluded gets negative infinity.
+Each function but the first takes one row, and what it needs to know of the row's sequence: the tokens of its prompt,
+those that were generated. Token ids are int64, logits f32 [V]; results are new tensors. What is excluded gets negative
+infinity.
 """
 
 from __future__ import annotations
@@ -15,7 +16,49 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from execution.sampling import candidates, draw, greedy, is_greedy, is_valid, mark_invalid
+from execution.sampling_parameters import SamplingParams
+from execution.step import ProcessedRow
+
 _EXCLUDED: Final = float("-inf")
+
+
+def sample_processed(
+    logits: Tensor, sampling_params: Tensor, rand: Tensor, rows: Sequence[ProcessedRow], global_topk: int
+) -> Tensor:
+    """Picks a token for each row as `sampling.sample` does, and for `rows` as they ask.
+
+    Arguments and result are as in `sample`; `logits` stay as they are.
+    """
+    valid = is_valid(logits)
+    logits = logits.to(torch.float32, copy=True)
+    logits[~valid[:, 0]] = 0.0
+    for row in rows:
+        logits[row.row] = process(logits[row.row], row)
+    if is_greedy(sampling_params).all():
+        return mark_invalid(greedy(logits), valid)
+    ids, weights = candidates(logits, sampling_params, global_topk)
+    for row in rows:
+        if not row.sampling.is_greedy:
+            weights[row.row] = cut(weights[row.row], row.sampling)
+    return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
+
+
+def process(logits: Tensor, row: ProcessedRow) -> Tensor:
+    """Makes of a row's logits those that temperature, top_k and top_p come to, by what the row asks for."""
+    asked, generated = row.sampling, _read_tokens(row.generated)
+    if asked.logit_bias:
+        logits = add_bias(logits, asked.logit_bias)
+    if asked.repetition_penalty != 1:
+        logits = penalize_repetition(logits, torch.cat((_read_tokens(row.prompt), generated)), asked.repetition_penalty)
+    if asked.frequency_penalty or asked.presence_penalty:
+        logits = penalize_frequency(logits, generated, asked.frequency_penalty, asked.presence_penalty)
+    return logits
+
+
+def cut(weights: Tensor, asked: SamplingParams) -> Tensor:
+    """Drops candidates of one row behind top_k and top_p; `weights` are as in `sampling.weigh`, f32 [K]."""
+    return cut_below(weights, asked.min_p) if asked.min_p else weights
 
 
 def add_bias(logits: Tensor, biases: Mapping[int, float]) -> Tensor:
@@ -32,8 +75,8 @@ def penalize_repetition(logits: Tensor, tokens: Tensor, penalty: float) -> Tenso
 
 def penalize_frequency(logits: Tensor, generated: Tensor, frequency: float, presence: float) -> Tensor:
     """Takes `frequency` off for each time that a token was generated, and `presence` if it was at all."""
-    counts = torch.zeros_like(logits).index_add(0, generated, torch.ones(len(generated)))
-    return logits - frequency * counts - presence * (counts > 0)
+    ids, counts = torch.unique(generated, return_counts=True)
+    return logits.index_add(0, ids, counts * -frequency - presence)
 
 
 def exclude_repeated_ngrams(logits: Tensor, tokens: Tensor, size: int) -> Tensor:
@@ -69,7 +112,7 @@ def force_token(logits: Tensor, token: int) -> Tensor:
 
 
 def cut_below(weights: Tensor, min_p: float) -> Tensor:
-    """Drops tokens with less than a share of the likeliest one's weight; `weights` are as in `sampling.weigh`, f32 [K]."""
+    """Drops tokens with less than a share of the likeliest one's weight; `weights`, f32 [K], are as in `sampling`."""
     return weights.where(weights >= min_p * weights.amax(), 0.0)
 
 
@@ -84,3 +127,8 @@ def cut_untypical(weights: Tensor, typical_p: float) -> Tensor:
     distance, order = (information - expected).abs().sort()
     last = (probabilities[order].cumsum(0) < typical_p).sum().clamp(max=len(weights) - 1)
     return weights.index_fill(0, order[distance > distance[last]], 0.0)
+
+
+def _read_tokens(tokens: bytes) -> Tensor:
+    # A buffer of no bytes is refused.
+    return torch.frombuffer(bytearray(tokens), dtype=torch.int32).long() if tokens else torch.empty(0).long()

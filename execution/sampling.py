@@ -117,8 +117,12 @@ def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) ->
     index = count_chosen(cumulative <= rand * cumulative[:, -1:])
     index = index.minimum(count_chosen(weights > 0) - 1)
     drawn = ids.gather(-1, index)[:, 0]
-    is_greedy = (sampling_params[:, 0] == 1) | (sampling_params[:, 2] == 0)
-    return torch.where(is_greedy, ids[:, 0], drawn)
+    return torch.where(is_greedy(sampling_params), ids[:, 0], drawn)
+
+
+def is_greedy(sampling_params: Tensor) -> Tensor:
+    """Tells which rows take the likeliest token, bool [N]; the argument is as in `sample`."""
+    return (sampling_params[:, 0] == 1) | (sampling_params[:, 2] == 0)
 
 
 def _scores(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:

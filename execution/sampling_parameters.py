@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ class Need(enum.Enum):
 
     NOTHING = ""
     CHOICE = "sampling is compiled into the bundle"
-    LATER = "this server does not serve it yet"
+    HOST = "executables pick the tokens; compile the bundle without neuron_config.on_device_sampling_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +97,24 @@ class SamplingParams:
     top_k: int = _row(0, _TOP_K, Act.CUT, Need.CHOICE, "keeps the k most likely tokens")
     top_p: float = _row(1.0, _SHARE, Act.CUT, Need.CHOICE, "keeps the smallest set whose probability reaches p")
     seed: int = _row(0, _SEED, Act.DRAW, Need.NOTHING, "seeds the random numbers", is_neutral=False)
-    min_p: float = _row(0.0, Domain(0, 1), Act.CUT, Need.LATER, "drops what is less likely than p of the likeliest")
+    min_p: float = _row(0.0, Domain(0, 1), Act.CUT, Need.HOST, "drops what is less likely than p of the likeliest")
     frequency_penalty: float = _row(
-        0.0, _PENALTY, Act.PAIRS, Need.LATER, "taken off for each time that a token was generated"
+        0.0, _PENALTY, Act.PAIRS, Need.HOST, "taken off for each time that a token was generated"
     )
-    presence_penalty: float = _row(0.0, _PENALTY, Act.PAIRS, Need.LATER, "taken off once a token was generated")
+    presence_penalty: float = _row(0.0, _PENALTY, Act.PAIRS, Need.HOST, "taken off once a token was generated")
     repetition_penalty: float = _row(
         1.0,
         Domain(0, excludes_smallest=True),
         Act.PAIRS,
-        Need.LATER,
+        Need.HOST,
         "divides positive and multiplies negative logits of tokens of prompt and output",
     )
-    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Act.PAIRS, Need.LATER, "added, by token id")
+    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Act.PAIRS, Need.HOST, "added, by token id")
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether there is more to do than executables can: a value whose need is HOST is not the neutral one."""
+        return _read_processed(self) != _NEUTRAL
 
     @property
     def is_greedy(self) -> bool:
@@ -122,12 +128,17 @@ class SamplingParams:
         return all(is_close(getattr(self, name), getattr(other, name)) for name in CHOSEN)
 
 
+#: Most pairs of token id and number that a parameter takes.
+MAX_PAIRS: Final = 1024
 #: Every row, by its name.
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {one.name: replace(one.metadata["row"], name=one.name) for one in fields(SamplingParams)}
 )
 #: Names of those that executables either take with each step, or have compiled in.
 CHOSEN: Final = tuple(name for name, row in PARAMETERS.items() if row.need is Need.CHOICE)
+_PROCESSED: Final = tuple(name for name, row in PARAMETERS.items() if row.need is Need.HOST)
+_NEUTRAL: Final = tuple(PARAMETERS[name].neutral for name in _PROCESSED)
+_read_processed: Final = attrgetter(*_PROCESSED)
 
 
 def is_close(value: float, other: float) -> bool:

@@ -10,12 +10,28 @@ import msgspec
 from bundle.abi.inputs import INPUTS, LEFT_PADDED
 from bundle.abi.tensor import Symbols
 from bundle.manifest import Executable, Manifest, Sampling, TensorSpec
+from execution.sampling_parameters import SamplingParams
 
 #: Most alternatives that a step can return for each token.
 MAX_TOP_LOGPROBS: Final = 20
 
 #: Values of a step's inputs by name, row-major: ints for int32.
 StepInputs = dict[str, list[float]]
+
+
+class ProcessedRow(msgspec.Struct, frozen=True):
+    """A row whose logits the host changes before it picks the row's token; see `processors`.
+
+    Attributes:
+        sampling: What the row asks for.
+        prompt: Tokens of its sequence's prompt, int32 in the order of the machine's bytes.
+        generated: The same of the tokens that were generated so far.
+    """
+
+    row: int
+    sampling: SamplingParams
+    prompt: bytes
+    generated: bytes
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -31,6 +47,7 @@ class Step(msgspec.Struct, frozen=True):
         depends_on_previous: Its `input_ids` are the tokens of the step that was begun before it and may still run; the
             ranks ignore `input_ids` in `inputs`. Needs executables that output one token per row, in as many rows as
             this one takes.
+        processed: Rows whose logits are changed before their tokens are picked. Needs `Sampling.mode` host.
     """
 
     tag: str
@@ -38,6 +55,7 @@ class Step(msgspec.Struct, frozen=True):
     top_logprobs: int | None = None
     return_logits: bool = False
     depends_on_previous: bool = False
+    processed: tuple[ProcessedRow, ...] = ()
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import msgspec
 from bundle.manifest import Manifest
 from execution.failure import Failure
 from execution.forkserver.worker import Progress
+from execution.step import ProcessedRow
 from targets.registry import find_format
 
 
@@ -95,7 +96,7 @@ class WarmUp(_Message, frozen=True):
     """Run every executable once, on the scratch slot. The answer is `Done`."""
 
 
-class RunStep(_Message, frozen=True, kw_only=True):
+class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
     """Run the executable whose inputs are in shared memory. The answer is `Stepped`; the results are there too."""
 
     tag: str
@@ -105,6 +106,7 @@ class RunStep(_Message, frozen=True, kw_only=True):
     depends_on_previous: bool
     top_logprobs: int | None
     return_logits: bool
+    processed: tuple[ProcessedRow, ...] = ()
 
 
 class StageWeights(_Message, frozen=True, kw_only=True):

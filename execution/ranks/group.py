@@ -236,6 +236,7 @@ class RankGroup:
             depends_on_previous=step.depends_on_previous,
             top_logprobs=step.top_logprobs,
             return_logits=step.return_logits,
+            processed=step.processed,
         )
         on_answer = partial(self._take_answer, under_way)
         for rank in self._ranks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +19,8 @@ from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
+from execution.executors.weights import map_entry
+from execution.processors import sample_processed
 from execution.ranks.control import (
     Answer,
     Call,
@@ -38,8 +40,8 @@ from execution.ranks.control import (
     ZeroState,
 )
 from execution.ranks.step_memory import Region, StepLayout, StepRegions
-from execution.sampling import greedy, pick_logprobs, sample
-from execution.step import StepForm
+from execution.sampling import greedy, is_greedy, pick_logprobs, sample
+from execution.step import ProcessedRow, StepForm
 
 _DTYPES: Final = {"i": torch.int32, "f": torch.float32}
 
@@ -152,7 +154,7 @@ class Rank:
             views.tokens.copy_(outputs["tokens"])
         else:
             views.tokens[num_live:] = IDLE_TOKEN
-            views.tokens[:num_live] = self._sample(outputs["logits"][:num_live], views)
+            views.tokens[:num_live] = self._sample(outputs["logits"][:num_live], views, call.processed)
         if call.top_logprobs is not None:
             tokens = views.tokens[:num_live]
             picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
@@ -175,13 +177,14 @@ class Rank:
             self._communicator.abort()
             raise
 
-    def _sample(self, logits: Tensor, views: _StepViews) -> Tensor:
+    def _sample(self, logits: Tensor, views: _StepViews, processed: Sequence[ProcessedRow]) -> Tensor:
         """Picks a token for each row of logits [N, vocab_size] of the first rows; int32 [N]."""
-        params = views.inputs["sampling_params"][: len(logits)]
-        is_greedy = (params[:, 0] == 1) | (params[:, 2] == 0)
-        if is_greedy.all():
+        params, rand = (views.inputs[name][: len(logits)] for name in ("sampling_params", "rand"))
+        if processed:
+            return sample_processed(logits, params, rand, processed, self._manifest.sampling.global_topk)
+        if is_greedy(params).all():
             return greedy(logits)
-        return sample(logits, params, views.inputs["rand"][: len(logits)], self._manifest.sampling.global_topk)
+        return sample(logits, params, rand, self._manifest.sampling.global_topk)
 
 
 def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from edge.request_id import REQUEST_ID, make_id_violation
-from execution.sampling_parameters import CHOSEN, PARAMETERS, Need, SamplingParams, is_close
+from execution.sampling_parameters import CHOSEN, MAX_PAIRS, PARAMETERS, Domain, Need, SamplingParams, is_close
 from execution.step import MAX_TOP_LOGPROBS
 from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.capabilities import Capabilities
@@ -230,8 +230,22 @@ def _sampling_violations(asked: Mapping[str, Any], capabilities: Capabilities) -
         domain = PARAMETERS[name].domain
         if name == "top_k":
             domain = replace(domain, largest=capabilities.max_top_k or capabilities.vocab_size)
-        if not isinstance(value, Mapping) and value not in domain:
+        if isinstance(value, Mapping):
+            yield from _pair_violations(f"sampling.{name}", value, domain, capabilities)
+        elif value not in domain:
             yield FieldViolation(f"sampling.{name}", quote_value(value), str(domain))
+
+
+def _pair_violations(
+    field: str, pairs: Mapping[int, float], domain: Domain, capabilities: Capabilities
+) -> Iterator[FieldViolation]:
+    if len(pairs) > MAX_PAIRS:
+        yield FieldViolation(field, f"{len(pairs)} tokens", f"at most {MAX_PAIRS}")
+        return
+    accepted = f"{domain}, for tokens 0 to {capabilities.vocab_size - 1}"
+    outside = (one for one in pairs.items() if not (0 <= one[0] < capabilities.vocab_size and one[1] in domain))
+    for token_id, number in islice(outside, MAX_VIOLATIONS_PER_LIST):
+        yield FieldViolation(f"{field}[{token_id}]", quote_value(number), accepted)
 
 
 def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -307,7 +321,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
 def _unserved_sampling(asked: Mapping[str, Any], capabilities: Capabilities) -> Iterator[FieldViolation]:
     for name, value in asked.items():
         row = PARAMETERS[name]
-        if row.need is Need.LATER and value != row.neutral:
+        if row.need is Need.HOST and value != row.neutral and not capabilities.logit_processors:
             neutral = "" if isinstance(value, Mapping) else f" or {quote_value(row.neutral)}"
             yield FieldViolation(f"sampling.{name}", quote_value(value), f"unset{neutral}: {row.need.value}")
     default, resolved = capabilities.default_sampling, _resolve_sampling(asked, capabilities.default_sampling)

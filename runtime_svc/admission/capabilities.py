@@ -68,6 +68,7 @@ class Capabilities:
     adapter_slots: int = 0
     speculation_length: int = 0
     chat_templates: tuple[str, ...] = ()
+    logit_processors: bool = False
     prefix_caching: bool = False
     sessions: bool = False
     max_num_sequences: int = 1
@@ -104,6 +105,7 @@ class Capabilities:
             text=tokenizer is not None,
             chat=tokenizer is not None and bool(tokenizer.all_templates),
             chat_templates=() if tokenizer is None else tuple(sorted(tokenizer.all_templates)),
+            logit_processors=sampling.mode == "host",
             default_sampling=_default_sampling_of(manifest),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from execution.sampling_parameters import PARAMETERS, Need, Parameter
+from execution.sampling_parameters import MAX_PAIRS, PARAMETERS, Need, Parameter
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "sampling.md"
@@ -12,7 +12,19 @@ HEAD = """\
 # Sampling parameters
 
 Made from the code by `make docs`; a test compares the two. A value that changes nothing is always accepted; another one
-needs what the last column says, or is refused by name.
+needs what the last column says, or is refused by name. After a bundle compiled without `on_device_sampling_config` the
+host picks the tokens, by all parameters; where executables pick, those that need the host are refused.
+
+They come in the order of transformers: logit_bias, repetition_penalty, frequency_penalty with presence_penalty,
+temperature, top_k, top_p, min_p. The first four change greedy tokens, too. Log probabilities and logits are reported as
+the model gives them, before all of it.
+
+| what counts | Kiln and transformers | vLLM |
+|---|---|---|
+| tokens of `repetition_penalty` | prompt and output; of a prompt that was cut, what is left | prompt and output |
+| tokens of `frequency_penalty`, `presence_penalty` | output (transformers has neither) | output |
+| `min_p` | after top_k and top_p | before top_k and top_p; the tokens are the same, unless top_p is below 1 |
+| `logit_bias` | as it is, in [-100, 100] | cut to [-100, 100] |
 
 | field | accepts | changes nothing | what it does | needs |
 |---|---|---|---|---|
@@ -20,7 +32,7 @@ needs what the last column says, or is refused by name.
 NEEDS = {
     Need.NOTHING: "",
     Need.CHOICE: "a bundle that takes it with each step (`Capabilities.dynamic_sampling`)",
-    Need.LATER: "a later release: not served yet",
+    Need.HOST: "a bundle whose tokens the host picks (`Capabilities.logit_processors`)",
 }
 
 
@@ -28,7 +40,7 @@ def render_row(row: Parameter) -> str:
     """One parameter."""
     accepts, neutral = str(row.domain).replace("inf;", "`Capabilities.max_top_k`;"), row.neutral
     if isinstance(neutral, Mapping):
-        accepts, neutral = f"pairs of token id and {accepts}", "no pair"
+        accepts, neutral = f"at most {MAX_PAIRS} pairs of token id and {accepts}", "no pair"
     cells = (f"`sampling.{row.name}`", accepts, "" if neutral is None else f"{neutral}", row.effect, NEEDS[row.need])
     return f"| {' | '.join(cells)} |\n"
 

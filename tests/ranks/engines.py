@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Serving
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
@@ -21,7 +23,6 @@ from runtime_svc.engine.request import (
     Finish,
     FinishReason,
     Request,
-    SamplingParams,
     Session,
     StallPolicy,
     StopConditions,
@@ -109,6 +110,7 @@ class EngineHarness:
         max_new_tokens: int = 40,
         temperature: float = 0.0,
         seed: int = 0,
+        sampling: Mapping[str, Any] = MappingProxyType({}),
         stop_strings: tuple[str, ...] = (),
         stop_token_ids: tuple[int, ...] = (),
         top_logprobs: int | None = None,
@@ -126,7 +128,7 @@ class EngineHarness:
         request = Request(
             request_id=request_id or f"request-{self._count}",
             prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(temperature, 0, 1.0, seed),
+            sampling=SamplingParams(temperature, seed=seed, **sampling),
             stop=StopConditions(max_new_tokens, stop_strings, frozenset(stop_token_ids)),
             timeline=Timeline(now_s),
             top_logprobs=top_logprobs,

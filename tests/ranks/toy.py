@@ -119,15 +119,25 @@ def make_model(seed: int, picks: Picks = "logits", tp_degree: int = 1) -> ToyMod
     return ToyModel(picks, tp_degree).eval().requires_grad_(False)
 
 
-def greedy(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], list[float]]:
-    """Tokens and their log probabilities by the eager module, every position computed anew."""
+def greedy(
+    prompt: list[int],
+    count: int,
+    *,
+    seed: int = 0,
+    process: Callable[[list[int], Tensor], Tensor] = lambda _, logits: logits,
+) -> tuple[list[int], list[float]]:
+    """Tokens and their log probabilities by the eager module, every position computed anew.
+
+    `process` changes the logits [V] by which a token is picked; it sees the tokens before it.
+    """
     model, tokens, logprobs = make_model(seed), list(prompt), []
     for _ in range(count):
         state = [torch.zeros(STATE_SHAPE) for _ in range(NUM_STATE)]
         inputs = ([tokens], [list(range(len(tokens)))], [0], [len(tokens)])
         logits = model(*(torch.tensor(one, dtype=torch.int32) for one in inputs), *state)[0][0]
-        tokens.append(int(logits.argmax()))
-        logprobs.append(float(logits.log_softmax(-1).max()))
+        token = int(process(tokens, logits).argmax())
+        tokens.append(token)
+        logprobs.append(float(logits.log_softmax(-1)[token]))
     return tokens[len(prompt) :], logprobs
 
 

@@ -23,6 +23,7 @@ from kiln_client.errors import InvalidArgument
 from kiln_client.options import check_options
 
 # What OpenAI's clients call a part that is no text.
+_SAMPLING = SamplingParams.DESCRIPTOR.fields_by_name.keys()
 _MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 
 StallAction: TypeAlias = Literal["abort", "pause", "coalesce"]
@@ -47,6 +48,17 @@ class GenerateOptions(TypedDict, total=False):
     """Keeps the smallest set of tokens whose probability reaches p, in (0, 1]."""
     seed: int
     """Equal seeds give equal tokens, whichever requests share the batch. Default: random."""
+    min_p: float
+    """Drops tokens less likely than this share of the most likely one, in [0, 1]. Like the penalties and `logit_bias`
+    only where the deployment's `logit_processors` is true."""
+    frequency_penalty: float
+    """Taken off a token's logit for each time that it was generated, in [-2, 2]."""
+    presence_penalty: float
+    """Taken off a token's logit once it was generated, in [-2, 2]."""
+    repetition_penalty: float
+    """Divides positive logits and multiplies negative ones of tokens of prompt and output; above 0, and 1 is none."""
+    logit_bias: Mapping[int, float]
+    """Added to logits, by token id: each in [-100, 100]."""
     num_sequences: int
     """Sequences to generate for the prompt, at most the deployment's `max_num_sequences`. Each has a seed of its own:
     `seed` plus its index. Default 1."""
@@ -166,15 +178,11 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         TypeError: There is no such option.
     """
     check_options(options, GenerateOptions, "timeout_s")
+    sampling: dict[str, Any] = {name: value for name, value in options.items() if name in _SAMPLING}
     request = GenerateRequest(
         deployment_id=deployment_id,
         request_id=options.get("request_id", ""),
-        sampling=SamplingParams(
-            temperature=options.get("temperature"),
-            top_k=options.get("top_k"),
-            top_p=options.get("top_p"),
-            seed=options.get("seed"),
-        ),
+        sampling=SamplingParams(**sampling),
         stop=StopConditions(
             max_new_tokens=options.get("max_new_tokens"),
             stop_strings=options.get("stop_strings", ()),

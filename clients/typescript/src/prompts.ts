@@ -69,6 +69,19 @@ export interface GenerateOptions extends CallOptions {
   readonly topK?: number;
   /** Keeps the smallest set of tokens whose probability reaches p, in (0, 1]. */
   readonly topP?: number;
+  /**
+   * Drops tokens less likely than this share of the most likely one, in [0, 1]. Like the penalties and `logitBias` only
+   * where the deployment's `logitProcessors` is true.
+   */
+  readonly minP?: number;
+  /** Taken off a token's logit for each time that it was generated, in [-2, 2]. */
+  readonly frequencyPenalty?: number;
+  /** Taken off a token's logit once it was generated, in [-2, 2]. */
+  readonly presencePenalty?: number;
+  /** Divides positive logits and multiplies negative ones of tokens of prompt and output; above 0, and 1 is none. */
+  readonly repetitionPenalty?: number;
+  /** Added to logits, by token id: each in [-100, 100]. */
+  readonly logitBias?: Readonly<Record<number, number>>;
   /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
   readonly seed?: number | bigint;
   /**
@@ -123,6 +136,11 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       temperature: options.temperature,
       topK: options.topK,
       topP: options.topP,
+      minP: options.minP,
+      frequencyPenalty: options.frequencyPenalty,
+      presencePenalty: options.presencePenalty,
+      repetitionPenalty: options.repetitionPenalty,
+      logitBias: { ...options.logitBias },
       seed: seedOf(options.seed),
     },
     stop: {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from bundle.abi.inputs import read_sampling_params
 from bundle.manifest import Executable, Manifest
-from execution.step import Step, StepForm
+from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
@@ -76,6 +78,9 @@ class StepBuilder:
     def __init__(self, manifest: Manifest) -> None:
         self._pad_id = manifest.tokens.pad
         self._is_deterministic = manifest.sampling.deterministic
+        self._picks_on_host = manifest.sampling.mode == "host"
+        # Of requests whose logits the host changes.
+        self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
         self._forms = {executable.tag: StepForm(manifest, executable) for executable in manifest.executables}
 
     def build(self, plan: StepPlan) -> Step:
@@ -83,6 +88,7 @@ class StepBuilder:
         form = self._forms[plan.executable.tag]
         inputs = form.make_idle()
         top_logprobs, wants_logits = None, False
+        processed: list[ProcessedRow] = []
         for row in plan.rows:
             request = row.request
             tokens = [self._pad_id] if plan.depends_on_previous else request.tokens_at(row.start, row.num_tokens)
@@ -100,6 +106,8 @@ class StepBuilder:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
                 form.put_values(inputs, "rand", row.row, (_draw(row),))
+            if row.samples and self._picks_on_host and request.sampling.is_processed:
+                processed.append(self._describe_processed(row))
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
             wants_logits = wants_logits or request.wants_logits
@@ -109,7 +117,29 @@ class StepBuilder:
             top_logprobs,
             return_logits=wants_logits,
             depends_on_previous=plan.depends_on_previous,
+            processed=tuple(processed),
         )
+
+    def _describe_processed(self, row: ScheduledRow) -> ProcessedRow:
+        history = self._histories.get(row.request)
+        if history is None:
+            history = self._histories[row.request] = _History(row.request)
+        return history.describe(row)
+
+
+class _History:
+    """What a request's processors count, as bytes that grow with its output. No step changes what is counted: neither
+    chunks of its prompt, nor what the KV cache holds, nor that it starts anew.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._prompt = array("i", request.prompt_token_ids).tobytes()
+        self._generated = array("i")
+
+    def describe(self, row: ScheduledRow) -> ProcessedRow:
+        request = row.request
+        self._generated.extend(request.output_token_ids[len(self._generated) :])
+        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes())
 
 
 def _draw(row: ScheduledRow) -> float:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
 import psutil
 import pytest
 import pytest_asyncio
+import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 from safetensors import safe_open
+from torch import Tensor
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from bundle.digest import sha256_bytes
 from execution.executors.executor import load_executor
@@ -74,6 +79,69 @@ async def test_tokens_are_those_of_the_model_alone_and_in_company(real: Runtime)
     assert await generate(real, prompts[0], 8) == expected[0]
     assert await asyncio.gather(*(generate(real, prompt, 8) for prompt in prompts)) == expected
     assert len({tuple(tokens) for tokens in expected}) > 1
+
+
+PROCESSED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    {"logit_bias": {7: -100.0, 20: 1.5, 31: 0.5}},
+    {"repetition_penalty": 0.8, "presence_penalty": -1.5},
+    {"repetition_penalty": 1.6, "frequency_penalty": 1.9, "logit_bias": {3: 2.0}},
+]
+
+
+def process_as_transformers(num_prompt_tokens: int, asked: dict[str, Any], ids: list[int], logits: Tensor) -> Tensor:
+    """What transformers' processors make of logits, and penalties as OpenAI defines them."""
+    processors = LogitsProcessorList()
+    if biases := asked.get("logit_bias"):
+        processors.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()}))
+    processors.append(RepetitionPenaltyLogitsProcessor(asked.get("repetition_penalty", 1.0)))
+    logits = processors(torch.tensor([ids]), logits[None])[0]
+    for token, count in Counter(ids[num_prompt_tokens:]).items():
+        logits[token] -= asked.get("frequency_penalty", 0.0) * count + asked.get("presence_penalty", 0.0)
+    return logits
+
+
+async def ask_logprobs(served: Runtime, prompt: list[int], asked: dict[str, Any]) -> list[Any]:
+    request = token_request(prompt, 8, temperature=0.0, **asked)
+    request.output.logprobs = 0
+    return await served.ask(request)
+
+
+async def test_processors_give_the_tokens_of_transformers_processors(real: Runtime, bundle: ToyBundle) -> None:
+    """Each request has batch-mates with other parameters, or with none."""
+    prompts = [[7], [3, 9, 4], [11] * 8, [5, 6, 7, 8, 9], [40, 2, 33, 17, 8, 21]]
+    requests = [(prompt, asked) for prompt in prompts for asked in ({}, *PROCESSED)]
+    if bundle.manifest.sampling.mode == "on_device":
+        request = token_request([7], temperature=0.0, **PROCESSED[1])
+        paths = [f"sampling.{name}" for name in PROCESSED[1]]
+        await refused(real.ask(request), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", *paths)
+        return
+    expected = [
+        greedy(prompt, 8, process=partial(process_as_transformers, len(prompt), asked)) for prompt, asked in requests
+    ]
+    answers = await asyncio.gather(*(ask_logprobs(real, prompt, asked) for prompt, asked in requests))
+    assert [tokens_of(answer) for answer in answers] == [tokens for tokens, _ in expected]
+    logprobs = [[token.logprob for event in answer for token in event.delta.tokens] for answer in answers]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.tensor([one for _, one in expected]))
+    changed = [tokens != greedy(prompt, 8)[0] for (prompt, _), (tokens, _) in zip(requests, expected, strict=True)]
+    assert sum(changed) > len(prompts) * 3
+
+
+async def test_min_p_of_one_leaves_the_likeliest_token(real: Runtime, bundle: ToyBundle) -> None:
+    if bundle.manifest.sampling.mode == "on_device":
+        await refused(real.generate([7], min_p=1), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "sampling.min_p")
+        return
+    prompts = [[3, 9, 4], [5, 6, 7, 8, 9]]
+    drawn = [
+        await asyncio.gather(
+            *(real.generate(prompt, 8, temperature=1.5, seed=3, min_p=min_p) for prompt in prompts for min_p in (1, 0))
+        )
+        for _ in range(2)
+    ]
+    assert [tokens_of(one) for one in drawn[0]] == [tokens_of(one) for one in drawn[1]]
+    assert [tokens_of(one) for one in drawn[0][::2]] == [greedy(prompt, 8)[0] for prompt in prompts]
+    assert [tokens_of(one) for one in drawn[0][1::2]] != [greedy(prompt, 8)[0] for prompt in prompts]
 
 
 async def test_captured_inputs_give_the_same_tokens_when_they_are_run_again(real: Runtime, bundle: ToyBundle) -> None:

@@ -119,6 +119,19 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
     ("d", sample(top_p=float("nan")), INVALID, {"sampling.top_p": ""}),
     ("d", sample(top_p=1.5), INVALID, {"sampling.top_p": ""}),
     ("d", sample(top_k=-2), INVALID, {"sampling.top_k": ""}),
+    ("d", sample(min_p=1.5), INVALID, {"sampling.min_p": "a number from 0 to 1"}),
+    ("d", sample(presence_penalty=-2.5), INVALID, {"sampling.presence_penalty": "a number from -2 to 2"}),
+    ("d", sample(frequency_penalty=float("nan")), INVALID, {"sampling.frequency_penalty": "a number from -2 to 2"}),
+    ("d", sample(repetition_penalty=0), INVALID, {"sampling.repetition_penalty": "a number above 0"}),
+    *(
+        ("d", sample(logit_bias=biases), INVALID, {f"sampling.logit_bias[{token}]": said, "sampling.logit_bias": ""})
+        for token, biases, said in (
+            (5, {5: 100.5, 6: 100}, "got 100.5; accepted: a number from -100 to 100, for"),
+            (VOCAB_SIZE, {VOCAB_SIZE: 1}, f"for tokens 0 to {VOCAB_SIZE - 1}"),
+            (-1, {-1: 1}, ""),
+        )
+    ),
+    ("d", sample(logit_bias=dict.fromkeys(range(1025), 1)), INVALID, {"sampling.logit_bias": "at most 1024"}),
     ("d", ask(stop=pb.StopConditions(stop_strings=["y"] * 17)), INVALID, {"stop.stop_strings": ""}),
     ("d", ask(output=pb.OutputOptions(logprobs=-1)), INVALID, {"output.logprobs": ""}),
     ("long", ask(stop=pb.StopConditions(stop_token_ids=[5] * 100_000)), INVALID, {"stop.stop_token_ids": ""}),
@@ -245,23 +258,35 @@ async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
 
 
 NOT_YET: list[tuple[str, pb.GenerateRequest, str]] = [
-    ("sampling.min_p", sample(min_p=0.1), "got 0.1; accepted: unset or 0"),
-    ("sampling.frequency_penalty", sample(frequency_penalty=1), "got 1; accepted: unset or 0"),
-    ("sampling.presence_penalty", sample(presence_penalty=-2), "got -2; accepted: unset or 0"),
-    ("sampling.repetition_penalty", sample(repetition_penalty=1.5), "got 1.5; accepted: unset or 1"),
-    ("sampling.logit_bias", sample(logit_bias={5: 0}), "got set; accepted: unset"),
     ("constraint", ask(constraint=pb.OutputConstraint(json_schema="{}")), "got set; accepted: unset"),
     ("priority", ask(priority=-1), "got -1; accepted: unset or 0"),
 ]
 
 
 async def test_every_field_that_is_not_served_yet_is_named(served: Runtime) -> None:
-    later = [f"sampling.{name}" for name, row in PARAMETERS.items() if row.need is Need.LATER]
-    assert [path for path, *_ in NOT_YET] == [*later, *calls.UNSERVED]
+    assert [path for path, *_ in NOT_YET] == list(calls.UNSERVED)
     for path, request, description in NOT_YET:
         how = await refused(call(served, request, "d"), "INVALID_ARGUMENT", UNSERVED, path)
         assert how.fields[path].startswith(description)
         assert how.fields[path].endswith("this server does not serve it yet")
+
+
+HOST_PICKS: list[tuple[str, pb.GenerateRequest, str]] = [
+    ("min_p", sample(min_p=0.1), "got 0.1; accepted: unset or 0: "),
+    ("frequency_penalty", sample(frequency_penalty=1), "got 1; accepted: unset or 0: "),
+    ("presence_penalty", sample(presence_penalty=-2), "got -2; accepted: unset or 0: "),
+    ("repetition_penalty", sample(repetition_penalty=1.5), "got 1.5; accepted: unset or 1: "),
+    ("logit_bias", sample(logit_bias={5: 0}), "got set; accepted: unset: "),
+]
+
+
+async def test_what_only_the_host_can_do_is_refused_with_how_to_compile_the_bundle(served: Runtime) -> None:
+    assert [name for name, *_ in HOST_PICKS] == [name for name, row in PARAMETERS.items() if row.need is Need.HOST]
+    for name, request, description in HOST_PICKS:
+        how = await refused(call(served, request, "d"), "INVALID_ARGUMENT", UNSERVED, f"sampling.{name}")
+        assert how.fields[f"sampling.{name}"] == description + (
+            "executables pick the tokens; compile the bundle without neuron_config.on_device_sampling_config"
+        )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,26 @@ def test_zero_is_not_unset() -> None:
         assert [name for name in names if message.HasField(name)] == list(names)
 
 
+def test_every_sampling_parameter_is_an_option() -> None:
+    sampling = generate_request(
+        "demo",
+        "Once",
+        temperature=0.5,
+        top_k=4,
+        top_p=0.5,
+        seed=7,
+        min_p=0.25,
+        frequency_penalty=1,
+        presence_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={5: -100},
+    ).sampling
+    values = {field.name: value for field, value in sampling.ListFields()}
+    assert list(values) == list(sampling.DESCRIPTOR.fields_by_name)
+    assert dict(values.pop("logit_bias")) == {5: -100}
+    assert list(values.values()) == [0.5, 4, 0.5, 7, 0.25, 1, -1, 1.5]
+
+
 def test_stall_policy() -> None:
     assert not generate_request("demo", "Once").HasField("stall_policy")
     policy = generate_request("demo", "Once", stall_action="pause", stall_timeout_s=1.5).stall_policy
@@ -157,7 +177,7 @@ def test_no_conversation(document: list[object] | dict[str, object], named: str)
         ("max_tokens", "did you mean 'max_new_tokens'?"),
         ("temprature", "did you mean 'temperature'?"),
         ("timeout", "did you mean 'timeout_s'?"),
-        ("logit_bias", "accepted: request_id, max_new_tokens, temperature, "),
+        ("guidance", "accepted: request_id, max_new_tokens, temperature, "),
     ],
 )
 def test_an_unknown_option_is_refused_with_its_name(given: str, suggestion: str) -> None:

@@ -606,18 +606,18 @@ class SamplingParams(_message.Message):
     sequences, `num_sequences` says which seed each has. Default: random.
     """
     min_p: _builtins.float
-    """Drops tokens less likely than this share of the most likely one. In [0, 1]; default 0; others are not served yet."""
-    frequency_penalty: _builtins.float
-    """Taken off a token's logit for each time that it was generated. Default 0; others are not served yet."""
-    presence_penalty: _builtins.float
-    """Taken off a token's logit once it was generated. Default 0; others are not served yet."""
-    repetition_penalty: _builtins.float
-    """Divides positive logits and multiplies negative ones of tokens of the prompt and the output. Default 1; others are not
-    served yet.
+    """Drops tokens less likely than this share of the most likely one, after top_k and top_p. In [0, 1]; default 0; others
+    only where `Capabilities.logit_processors` is true, and so are those of the fields below.
     """
+    frequency_penalty: _builtins.float
+    """Taken off a token's logit for each time that it was generated. In [-2, 2]; default 0."""
+    presence_penalty: _builtins.float
+    """Taken off a token's logit once it was generated. In [-2, 2]; default 0."""
+    repetition_penalty: _builtins.float
+    """Divides positive logits and multiplies negative ones of tokens of the prompt and the output. Above 0; default 1."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to logits, by token id. Not served yet."""
+        """Added to logits, by token id: at most 1024 numbers, each in [-100, 100]."""
 
     def __init__(
         self,

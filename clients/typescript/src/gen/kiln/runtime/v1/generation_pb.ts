@@ -631,36 +631,36 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
   seed?: bigint;
 
   /**
-   * Drops tokens less likely than this share of the most likely one. In [0, 1]; default 0; others are not served yet.
+   * Drops tokens less likely than this share of the most likely one, after top_k and top_p. In [0, 1]; default 0; others
+   * only where `Capabilities.logit_processors` is true, and so are those of the fields below.
    *
    * @generated from field: optional float min_p = 5;
    */
   minP?: number;
 
   /**
-   * Taken off a token's logit for each time that it was generated. Default 0; others are not served yet.
+   * Taken off a token's logit for each time that it was generated. In [-2, 2]; default 0.
    *
    * @generated from field: optional float frequency_penalty = 6;
    */
   frequencyPenalty?: number;
 
   /**
-   * Taken off a token's logit once it was generated. Default 0; others are not served yet.
+   * Taken off a token's logit once it was generated. In [-2, 2]; default 0.
    *
    * @generated from field: optional float presence_penalty = 7;
    */
   presencePenalty?: number;
 
   /**
-   * Divides positive logits and multiplies negative ones of tokens of the prompt and the output. Default 1; others are not
-   * served yet.
+   * Divides positive logits and multiplies negative ones of tokens of the prompt and the output. Above 0; default 1.
    *
    * @generated from field: optional float repetition_penalty = 8;
    */
   repetitionPenalty?: number;
 
   /**
-   * Added to logits, by token id. Not served yet.
+   * Added to logits, by token id: at most 1024 numbers, each in [-100, 100].
    *
    * @generated from field: map<int32, float> logit_bias = 9;
    */

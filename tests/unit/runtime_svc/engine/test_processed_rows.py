@@ -1,0 +1,89 @@
+"""What processors count of a sequence is its tokens, whatever steps compute them and whatever runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from bundle.manifest import Serving
+from execution.step import ProcessedRow
+from runtime_svc.engine.config import ChunkLimits, EngineConfig
+from tests.bundles.manifests import DYNAMIC
+from tests.ranks.engines import BLOCKS, EngineHarness, StartEngine, collect, is_async, start_engine, tokens_of
+from tests.ranks.fakes import expected_tokens
+
+__all__ = ["is_async", "start_engine"]
+
+HOST: dict[str, Any] = BLOCKS | {"sampling": msgspec.structs.replace(DYNAMIC, mode="host")}
+PENALIZED = {"repetition_penalty": 1.5}
+
+
+def assert_counted(harness: EngineHarness, prompt: list[int], tokens: list[int]) -> None:
+    """The steps that gave a sequence's tokens, and others that gave them again, counted just what came before."""
+    counted = [list_tokens(row) for step in harness.ranks.steps for row in step.processed if is_of(row, prompt)]
+    assert [len(generated) for _, generated in counted] == list(range(len(tokens)))
+    assert all(one == (prompt, tokens[: len(one[1])]) for one in counted)
+
+
+def list_tokens(row: ProcessedRow) -> tuple[list[int], list[int]]:
+    return array("i", row.prompt).tolist(), array("i", row.generated).tolist()
+
+
+def is_of(row: ProcessedRow, prompt: list[int]) -> bool:
+    return list_tokens(row)[0] == prompt
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        (HOST, ChunkLimits()),
+        (HOST, ChunkLimits(max_tokens=4)),
+        (HOST | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
+        (HOST | {"num_blocks": 20, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
+    ],
+    ids=["whole", "chunked", "preempted", "cached"],
+)
+async def test_the_sequence_is_counted_whatever_steps_compute_it(
+    start_engine: StartEngine, options: dict[str, Any], chunks: ChunkLimits
+) -> None:
+    harness = await start_engine(EngineConfig(chunks=chunks), **options)
+    prompts = [[number + 5] * 13 for number in range(4)]
+    streams = [harness.submit(prompt, max_new_tokens=30, sampling=PENALIZED) for prompt in prompts[:3]]
+    streams.append(harness.submit(prompts[3], max_new_tokens=30))
+    answers = [tokens_of(events) for events in await asyncio.gather(*map(collect, streams))]
+    assert answers == [expected_tokens(prompt, 30) for prompt in prompts]
+    assert bool(harness.engine.scheduler.statistics.preemptions) == ("num_slots" in options)
+    for prompt, tokens in zip(prompts[:3], answers[:3], strict=True):
+        assert_counted(harness, prompt, tokens)
+    assert not any(is_of(row, prompts[3]) for step in harness.ranks.steps for row in step.processed)
+
+
+async def test_a_session_counts_its_whole_prompt(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    first = [5, 6, 7, 8, 9]
+    answer = tokens_of(await collect(harness.submit(first, max_new_tokens=6, session="s", sampling=PENALIZED)))
+    second = [*first, *answer, 11]
+    again = tokens_of(await collect(harness.submit(second, max_new_tokens=4, session="s", sampling=PENALIZED)))
+    assert harness.engine.scheduler.statistics.session_tokens
+    assert_counted(harness, first, answer)
+    assert_counted(harness, second, again)
+
+
+async def test_sequences_of_a_call_count_their_own_tokens(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    stream = harness.submit_call([5, 6, 7], 3, max_new_tokens=8, temperature=0.7, seed=3, sampling=PENALIZED)
+    events = [event async for event in stream]
+    drawn = {tuple(tokens_of([one for one in events if one.sequence_index == index])) for index in range(3)}
+    counted = {tuple(list_tokens(row)[1]) for step in harness.ranks.steps for row in step.processed}
+    assert len(drawn) == 3
+    assert counted == {tokens[:length] for tokens in drawn for length in range(8)}
+
+
+async def test_executables_that_pick_tokens_get_no_rows(start_engine: StartEngine) -> None:
+    harness = await start_engine(**BLOCKS)
+    await collect(harness.submit([5, 6, 7], max_new_tokens=4, sampling=PENALIZED))
+    assert not any(step.processed for step in harness.ranks.steps)
