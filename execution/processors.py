@@ -40,25 +40,48 @@ def sample_processed(
     ids, weights = candidates(logits, sampling_params, global_topk)
     for row in rows:
         if not row.sampling.is_greedy:
-            weights[row.row] = cut(weights[row.row], row.sampling)
+            ids[row.row], weights[row.row] = cut(ids[row.row], weights[row.row], row.sampling)
     return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
 
 
 def process(logits: Tensor, row: ProcessedRow) -> Tensor:
     """Makes of a row's logits those that temperature, top_k and top_p come to, by what the row asks for."""
     asked, generated = row.sampling, _read_tokens(row.generated)
+    if len(generated) < len(asked.forced_token_ids):
+        return force_token(logits, asked.forced_token_ids[len(generated)])
     if asked.logit_bias:
         logits = add_bias(logits, asked.logit_bias)
+    tokens = torch.cat((_read_tokens(row.prompt), generated))
     if asked.repetition_penalty != 1:
-        logits = penalize_repetition(logits, torch.cat((_read_tokens(row.prompt), generated)), asked.repetition_penalty)
+        logits = penalize_repetition(logits, tokens, asked.repetition_penalty)
     if asked.frequency_penalty or asked.presence_penalty:
         logits = penalize_frequency(logits, generated, asked.frequency_penalty, asked.presence_penalty)
-    return logits
+    left = logits
+    if asked.no_repeat_ngram_size:
+        left = exclude_repeated_ngrams(left, tokens, asked.no_repeat_ngram_size)
+    if asked.bad_words:
+        left = exclude_words(left, tokens, asked.bad_words)
+    if row.ends:
+        left = exclude_tokens(left, row.ends)
+    if asked.allowed_token_ids:
+        left = allow_only(left, asked.allowed_token_ids)
+    if left.amax() > _EXCLUDED:
+        return left
+    return allow_only(logits, asked.allowed_token_ids) if asked.allowed_token_ids else logits
 
 
-def cut(weights: Tensor, asked: SamplingParams) -> Tensor:
-    """Drops candidates of one row behind top_k and top_p; `weights` are as in `sampling.weigh`, f32 [K]."""
-    return cut_below(weights, asked.min_p) if asked.min_p else weights
+def cut(ids: Tensor, weights: Tensor, asked: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Drops candidates of one row behind top_k and top_p, and puts them last.
+
+    Arguments and results are as those of `sampling.candidates`: ids int32 [K], weights f32 [K].
+    """
+    if asked.min_p:
+        weights = cut_below(weights, asked.min_p)
+    if asked.typical_p < 1:
+        weights = cut_untypical(weights, asked.typical_p)
+        order = (weights == 0).to(torch.int8).argsort(stable=True)
+        ids, weights = ids[order], weights[order]
+    return ids, weights
 
 
 def add_bias(logits: Tensor, biases: Mapping[int, float]) -> Tensor:

@@ -19,6 +19,7 @@ class Act(enum.Enum):
     """What a parameter does to a row of logits."""
 
     PAIRS = "changes some tokens' logits"
+    MASK = "excludes tokens"
     SCALE = "scales all logits"
     CUT = "drops unlikely tokens"
     DRAW = "draws"
@@ -79,6 +80,10 @@ _TOP_K: Final = Domain(-1, words="1 to {largest}; 0 or -1 for no limit")
 _SHARE: Final = Domain(0, 1, excludes_smallest=True)
 _SEED: Final = Domain(0, (1 << 64) - 1, words="an unsigned integer of 64 bits")
 _PENALTY: Final = Domain(-2, 2)
+_COUNT: Final = Domain(0)
+#: Most tokens that one parameter names.
+MAX_TOKENS: Final = 1024
+_TOKENS: Final = Domain(0, words=f"at most {MAX_TOKENS} tokens of the vocabulary")
 
 
 def _row(default: Any, domain: Domain, act: Act, need: Need, effect: str, *, is_neutral: bool = True) -> Any:
@@ -110,6 +115,18 @@ class SamplingParams:
         "divides positive and multiplies negative logits of tokens of prompt and output",
     )
     logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Act.PAIRS, Need.HOST, "added, by token id")
+    typical_p: float = _row(1.0, _SHARE, Act.CUT, Need.HOST, "keeps the most typical set whose probability reaches p")
+    no_repeat_ngram_size: int = _row(
+        0, _COUNT, Act.MASK, Need.HOST, "excludes what would repeat so many tokens in a row of prompt and output"
+    )
+    bad_words: tuple[tuple[int, ...], ...] = _row(
+        (), _TOKENS, Act.MASK, Need.HOST, "excludes the last token of each sequence behind its others"
+    )
+    min_new_tokens: int = _row(
+        0, _COUNT, Act.MASK, Need.HOST, "excludes the tokens that would end the sequence until it has so many"
+    )
+    allowed_token_ids: tuple[int, ...] = _row((), _TOKENS, Act.MASK, Need.HOST, "excludes all other tokens")
+    forced_token_ids: tuple[int, ...] = _row((), _TOKENS, Act.MASK, Need.HOST, "are the first tokens of the output")
 
     @property
     def is_processed(self) -> bool:
@@ -128,8 +145,6 @@ class SamplingParams:
         return all(is_close(getattr(self, name), getattr(other, name)) for name in CHOSEN)
 
 
-#: Most pairs of token id and number that a parameter takes.
-MAX_PAIRS: Final = 1024
 #: Every row, by its name.
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {one.name: replace(one.metadata["row"], name=one.name) for one in fields(SamplingParams)}

@@ -26,12 +26,14 @@ class ProcessedRow(msgspec.Struct, frozen=True):
         sampling: What the row asks for.
         prompt: Tokens of its sequence's prompt, int32 in the order of the machine's bytes.
         generated: The same of the tokens that were generated so far.
+        ends: Tokens that would end the sequence, and must not yet.
     """
 
     row: int
     sampling: SamplingParams
     prompt: bytes
     generated: bytes
+    ends: tuple[int, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -42,10 +42,12 @@ from targets.registry import TARGETS
 #: Of one bundle. Two lists of buckets may multiply each other.
 MAX_EXECUTABLES: Final = 1024
 
-#: What `generation_config.json` can ask of transformers that our runtime does not serve yet, each with the value that
+#: What `generation_config.json` can ask of transformers that is no default of our requests, each with the value that
 #: changes nothing.
 UNSERVED_GENERATION: Final[Mapping[str, float]] = MappingProxyType(
     {
+        "epsilon_cutoff": 0,
+        "eta_cutoff": 0,
         "min_p": 0,
         "no_repeat_ngram_size": 0,
         "num_beams": 1,
@@ -266,7 +268,7 @@ def warn_of_unread_tokenizer(checkpoint: Checkpoint, consequence: str) -> tuple[
 def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[str, ...]:
     """Warns of generation defaults of the checkpoint that requests will not have."""
     return tuple(
-        f"generation_config.{name}: {value} is not served yet, so requests go without it"
+        f"generation_config.{name}: {value} is no default of requests here"
         for name, neutral in UNSERVED_GENERATION.items()
         if (value := generation_config.get(name)) is not None and value != neutral
     )

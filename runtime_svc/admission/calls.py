@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from edge.request_id import REQUEST_ID, make_id_violation
-from execution.sampling_parameters import CHOSEN, MAX_PAIRS, PARAMETERS, Domain, Need, SamplingParams, is_close
+from execution.sampling_parameters import CHOSEN, MAX_TOKENS, PARAMETERS, Domain, Need, SamplingParams, is_close
 from execution.step import MAX_TOP_LOGPROBS
 from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.capabilities import Capabilities
@@ -232,6 +232,8 @@ def _sampling_violations(asked: Mapping[str, Any], capabilities: Capabilities) -
             domain = replace(domain, largest=capabilities.max_top_k or capabilities.vocab_size)
         if isinstance(value, Mapping):
             yield from _pair_violations(f"sampling.{name}", value, domain, capabilities)
+        elif isinstance(value, tuple):
+            yield from _listed_violations(f"sampling.{name}", value, domain, capabilities)
         elif value not in domain:
             yield FieldViolation(f"sampling.{name}", quote_value(value), str(domain))
 
@@ -239,13 +241,30 @@ def _sampling_violations(asked: Mapping[str, Any], capabilities: Capabilities) -
 def _pair_violations(
     field: str, pairs: Mapping[int, float], domain: Domain, capabilities: Capabilities
 ) -> Iterator[FieldViolation]:
-    if len(pairs) > MAX_PAIRS:
-        yield FieldViolation(field, f"{len(pairs)} tokens", f"at most {MAX_PAIRS}")
+    if len(pairs) > MAX_TOKENS:
+        yield FieldViolation(field, f"{len(pairs)} tokens", f"at most {MAX_TOKENS}")
         return
     accepted = f"{domain}, for tokens 0 to {capabilities.vocab_size - 1}"
     outside = (one for one in pairs.items() if not (0 <= one[0] < capabilities.vocab_size and one[1] in domain))
     for token_id, number in islice(outside, MAX_VIOLATIONS_PER_LIST):
         yield FieldViolation(f"{field}[{token_id}]", quote_value(number), accepted)
+
+
+def _listed_violations(
+    field: str, listed: Sequence[int | tuple[int, ...]], domain: Domain, capabilities: Capabilities
+) -> Iterator[FieldViolation]:
+    words = [one if isinstance(one, tuple) else (one,) for one in listed]
+    if (count := sum(map(len, words))) > MAX_TOKENS:
+        yield FieldViolation(field, f"{count} tokens", str(domain))
+        return
+    outside = ((index, word) for index, word in enumerate(words) if not word or not _is_known(word, capabilities))
+    for index, word in islice(outside, MAX_VIOLATIONS_PER_LIST):
+        shown = ", ".join(map(str, word[:MAX_VIOLATIONS_PER_LIST])) or "none"
+        yield FieldViolation(f"{field}[{index}]", shown, f"tokens 0 to {capabilities.vocab_size - 1}")
+
+
+def _is_known(token_ids: Sequence[int], capabilities: Capabilities) -> bool:
+    return all(0 <= token_id < capabilities.vocab_size for token_id in token_ids)
 
 
 def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -322,7 +341,7 @@ def _unserved_sampling(asked: Mapping[str, Any], capabilities: Capabilities) -> 
     for name, value in asked.items():
         row = PARAMETERS[name]
         if row.need is Need.HOST and value != row.neutral and not capabilities.logit_processors:
-            neutral = "" if isinstance(value, Mapping) else f" or {quote_value(row.neutral)}"
+            neutral = "" if isinstance(value, Mapping | tuple) else f" or {quote_value(row.neutral)}"
             yield FieldViolation(f"sampling.{name}", quote_value(value), f"unset{neutral}: {row.need.value}")
     default, resolved = capabilities.default_sampling, _resolve_sampling(asked, capabilities.default_sampling)
     if capabilities.dynamic_sampling or resolved.picks_like(default):

@@ -14,7 +14,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 from bundle.errors import KilnError
 from edge.access.principal import ANONYMOUS, Principal
 from edge.status import status_from_error
-from execution.sampling_parameters import PARAMETERS
+from execution.sampling_parameters import PARAMETERS, SamplingParams
 from execution.text.prompt import (
     ChatMessage,
     ChatPrompt,
@@ -71,11 +71,7 @@ def sampling_from_pb(message: Message) -> dict[str, Any]:
     A field without presence is set if it is not 0.
     """
     found = {field.name: value for field, value in message.ListFields()}
-    return {
-        name: dict(islice(found[name].items(), MAX_LIST)) if isinstance(row.neutral, Mapping) else found[name]
-        for name, row in PARAMETERS.items()
-        if name in found
-    }
+    return {name: _value_from_pb(found[name], row.neutral) for name, row in PARAMETERS.items() if name in found}
 
 
 def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt | None:
@@ -128,6 +124,20 @@ def duration_to_pb(seconds: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration
+
+
+def _value_from_pb(value: Any, neutral: object) -> Any:
+    match neutral:
+        case Mapping():
+            return dict(islice(value.items(), MAX_LIST))
+        case tuple():
+            return tuple(tuple(one.ids) if isinstance(one, pb.TokenIds) else one for one in islice(value, MAX_LIST))
+    return value
+
+
+def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
+    words = [pb.TokenIds(ids=word) for word in sampling.bad_words]
+    return pb.SamplingParams(**asdict(sampling) | {"bad_words": words})
 
 
 def _chat_from_pb(chat: pb.Chat) -> ChatPrompt:
@@ -184,7 +194,7 @@ def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
     return pb.Accepted(
         request_id=accepted.request_id,
         prompt_token_count=accepted.num_prompt_tokens,
-        sampling=pb.SamplingParams(**asdict(accepted.sampling)),
+        sampling=_sampling_to_pb(accepted.sampling),
         max_new_tokens=accepted.max_new_tokens,
         truncated_tokens=accepted.num_truncated_tokens,
     )

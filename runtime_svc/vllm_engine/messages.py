@@ -30,7 +30,7 @@ SERVED: Final = frozenset(
         "tokenized",
         "text",
         "stream",
-        *(f"sampling_params.{name}" for name in PARAMETERS),
+        *(f"sampling_params.{name}" for name in PARAMETERS if name in pb.SamplingParams.DESCRIPTOR.fields_by_name),
         "sampling_params.n",
         "sampling_params.max_tokens",
         "sampling_params.stop",

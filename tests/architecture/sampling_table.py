@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from execution.sampling_parameters import MAX_PAIRS, PARAMETERS, Need, Parameter
+from execution.sampling_parameters import MAX_TOKENS, PARAMETERS, Need, Parameter
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "sampling.md"
@@ -16,14 +16,17 @@ needs what the last column says, or is refused by name. After a bundle compiled 
 host picks the tokens, by all parameters; where executables pick, those that need the host are refused.
 
 They come in the order of transformers: logit_bias, repetition_penalty, frequency_penalty with presence_penalty,
-temperature, top_k, top_p, min_p. The first four change greedy tokens, too. Log probabilities and logits are reported as
-the model gives them, before all of it.
+no_repeat_ngram_size, bad_words, min_new_tokens, allowed_token_ids, forced_token_ids, temperature, top_k, top_p, min_p,
+typical_p. All up to forced_token_ids change greedy tokens, too. Where exclusions would leave no token, only
+allowed_token_ids excludes. Log probabilities and logits are reported as the model gives them, before all of it.
+transformers' epsilon_cutoff and eta_cutoff have no field.
 
 | what counts | Kiln and transformers | vLLM |
 |---|---|---|
 | tokens of `repetition_penalty` | prompt and output; of a prompt that was cut, what is left | prompt and output |
 | tokens of `frequency_penalty`, `presence_penalty` | output (transformers has neither) | output |
 | `min_p` | after top_k and top_p | before top_k and top_p; the tokens are the same, unless top_p is below 1 |
+| tokens that `min_new_tokens` excludes | ends of the model, and `stop_token_ids`, which transformers lacks | both |
 | `logit_bias` | as it is, in [-100, 100] | cut to [-100, 100] |
 
 | field | accepts | changes nothing | what it does | needs |
@@ -40,7 +43,9 @@ def render_row(row: Parameter) -> str:
     """One parameter."""
     accepts, neutral = str(row.domain).replace("inf;", "`Capabilities.max_top_k`;"), row.neutral
     if isinstance(neutral, Mapping):
-        accepts, neutral = f"at most {MAX_PAIRS} pairs of token id and {accepts}", "no pair"
+        accepts, neutral = f"at most {MAX_TOKENS} pairs of token id and {accepts}", "no pair"
+    if isinstance(neutral, tuple):
+        neutral = "no token"
     cells = (f"`sampling.{row.name}`", accepts, "" if neutral is None else f"{neutral}", row.effect, NEEDS[row.need])
     return f"| {' | '.join(cells)} |\n"
 

@@ -59,6 +59,18 @@ class GenerateOptions(TypedDict, total=False):
     """Divides positive logits and multiplies negative ones of tokens of prompt and output; above 0, and 1 is none."""
     logit_bias: Mapping[int, float]
     """Added to logits, by token id: each in [-100, 100]."""
+    typical_p: float
+    """Keeps the tokens whose information is closest to the expected one, until their probability reaches this mass."""
+    no_repeat_ngram_size: int
+    """Excludes tokens that would repeat so many tokens in a row of prompt and output."""
+    bad_words: Sequence[Sequence[int]]
+    """Sequences of tokens that are not generated."""
+    min_new_tokens: int
+    """Excludes the tokens that would end the sequence until it has so many."""
+    allowed_token_ids: Sequence[int]
+    """Excludes all other tokens."""
+    forced_token_ids: Sequence[int]
+    """The first tokens of the output."""
     num_sequences: int
     """Sequences to generate for the prompt, at most the deployment's `max_num_sequences`. Each has a seed of its own:
     `seed` plus its index. Default 1."""
@@ -178,7 +190,8 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         TypeError: There is no such option.
     """
     check_options(options, GenerateOptions, "timeout_s")
-    sampling: dict[str, Any] = {name: value for name, value in options.items() if name in _SAMPLING}
+    sampling: dict[str, Any] = {"bad_words": [TokenIds(ids=word) for word in options.pop("bad_words", ())]}
+    sampling |= {name: value for name, value in options.items() if name in _SAMPLING}
     request = GenerateRequest(
         deployment_id=deployment_id,
         request_id=options.get("request_id", ""),

@@ -82,6 +82,18 @@ export interface GenerateOptions extends CallOptions {
   readonly repetitionPenalty?: number;
   /** Added to logits, by token id: each in [-100, 100]. */
   readonly logitBias?: Readonly<Record<number, number>>;
+  /** Keeps the tokens whose information is closest to the expected one, until their probability reaches this mass. */
+  readonly typicalP?: number;
+  /** Excludes tokens that would repeat so many tokens in a row of prompt and output. */
+  readonly noRepeatNgramSize?: number;
+  /** Sequences of tokens that are not generated. */
+  readonly badWords?: readonly (readonly number[])[];
+  /** Excludes the tokens that would end the sequence until it has so many. */
+  readonly minNewTokens?: number;
+  /** Excludes all other tokens. */
+  readonly allowedTokenIds?: readonly number[];
+  /** The first tokens of the output. */
+  readonly forcedTokenIds?: readonly number[];
   /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
   readonly seed?: number | bigint;
   /**
@@ -141,6 +153,12 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       presencePenalty: options.presencePenalty,
       repetitionPenalty: options.repetitionPenalty,
       logitBias: { ...options.logitBias },
+      typicalP: options.typicalP,
+      noRepeatNgramSize: options.noRepeatNgramSize,
+      badWords: (options.badWords ?? []).map((ids) => ({ ids: [...ids] })),
+      minNewTokens: options.minNewTokens,
+      allowedTokenIds: [...(options.allowedTokenIds ?? [])],
+      forcedTokenIds: [...(options.forcedTokenIds ?? [])],
       seed: seedOf(options.seed),
     },
     stop: {

@@ -139,7 +139,9 @@ class _History:
     def describe(self, row: ScheduledRow) -> ProcessedRow:
         request = row.request
         self._generated.extend(request.output_token_ids[len(self._generated) :])
-        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes())
+        is_short = len(self._generated) < request.sampling.min_new_tokens
+        ends = tuple(request.stop.stop_token_ids) if is_short else ()
+        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends)
 
 
 def _draw(row: ScheduledRow) -> float:

@@ -21,7 +21,14 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 from safetensors import safe_open
 from torch import Tensor
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from bundle.digest import sha256_bytes
 from execution.executors.executor import load_executor
@@ -87,6 +94,9 @@ PROCESSED: list[dict[str, Any]] = [
     {"logit_bias": {7: -100.0, 20: 1.5, 31: 0.5}},
     {"repetition_penalty": 0.8, "presence_penalty": -1.5},
     {"repetition_penalty": 1.6, "frequency_penalty": 1.9, "logit_bias": {3: 2.0}},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2, "bad_words": [[5], [40, 2]], "frequency_penalty": -0.5},
+    {"allowed_token_ids": list(range(20, 30)), "no_repeat_ngram_size": 1},
 ]
 
 
@@ -96,13 +106,21 @@ def process_as_transformers(num_prompt_tokens: int, asked: dict[str, Any], ids: 
     if biases := asked.get("logit_bias"):
         processors.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()}))
     processors.append(RepetitionPenaltyLogitsProcessor(asked.get("repetition_penalty", 1.0)))
-    logits = processors(torch.tensor([ids]), logits[None])[0]
+    logits = processors(torch.tensor([ids]), logits[None])
     for token, count in Counter(ids[num_prompt_tokens:]).items():
-        logits[token] -= asked.get("frequency_penalty", 0.0) * count + asked.get("presence_penalty", 0.0)
-    return logits
+        logits[0, token] -= asked.get("frequency_penalty", 0.0) * count + asked.get("presence_penalty", 0.0)
+    processors = LogitsProcessorList()
+    if size := asked.get("no_repeat_ngram_size"):
+        processors.append(NoRepeatNGramLogitsProcessor(size))
+    if words := asked.get("bad_words"):
+        processors.append(NoBadWordsLogitsProcessor(words))
+    if allowed := asked.get("allowed_token_ids"):
+        processors.append(PrefixConstrainedLogitsProcessor(lambda *_: allowed, 1))
+    return processors(torch.tensor([ids]), logits)[0]
 
 
 async def ask_logprobs(served: Runtime, prompt: list[int], asked: dict[str, Any]) -> list[Any]:
+    asked = asked | {"bad_words": [generation.TokenIds(ids=word) for word in asked.get("bad_words", ())]}
     request = token_request(prompt, 8, temperature=0.0, **asked)
     request.output.logprobs = 0
     return await served.ask(request)
@@ -125,7 +143,7 @@ async def test_processors_give_the_tokens_of_transformers_processors(real: Runti
     logprobs = [[token.logprob for event in answer for token in event.delta.tokens] for answer in answers]
     torch.testing.assert_close(torch.tensor(logprobs), torch.tensor([one for _, one in expected]))
     changed = [tokens != greedy(prompt, 8)[0] for (prompt, _), (tokens, _) in zip(requests, expected, strict=True)]
-    assert sum(changed) > len(prompts) * 3
+    assert sum(changed) > len(prompts) * 5
 
 
 async def test_min_p_of_one_leaves_the_likeliest_token(real: Runtime, bundle: ToyBundle) -> None:
@@ -142,6 +160,25 @@ async def test_min_p_of_one_leaves_the_likeliest_token(real: Runtime, bundle: To
     assert [tokens_of(one) for one in drawn[0]] == [tokens_of(one) for one in drawn[1]]
     assert [tokens_of(one) for one in drawn[0][::2]] == [greedy(prompt, 8)[0] for prompt in prompts]
     assert [tokens_of(one) for one in drawn[0][1::2]] != [greedy(prompt, 8)[0] for prompt in prompts]
+
+
+async def test_tokens_are_forced_and_ends_wait(real: Runtime, bundle: ToyBundle) -> None:
+    forced = token_request([3, 9, 4], 8, temperature=0.0, forced_token_ids=[30, 31])
+    if bundle.manifest.sampling.mode == "on_device":
+        await refused(real.ask(forced), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "sampling.forced_token_ids")
+        return
+    assert tokens_of(await real.ask(forced)) == [30, 31, *greedy([3, 9, 4, 30, 31], 6)[0]]
+    plain = greedy([3, 9, 4], 8)[0]
+    request = token_request([3, 9, 4], 8, temperature=0.0, min_new_tokens=4)
+    request.stop.stop_token_ids.append(plain[0])
+
+    def exclude(ids: list[int], logits: Tensor) -> Tensor:
+        return logits.index_fill(0, torch.tensor(plain[:1] if len(ids) < 3 + 4 else []).long(), float("-inf"))
+
+    expected = greedy([3, 9, 4], 8, process=exclude)[0]
+    length = expected.index(plain[0]) + 1 if plain[0] in expected else 8
+    assert tokens_of(await real.ask(request)) == expected[:length]
+    assert length > 4
 
 
 async def test_captured_inputs_give_the_same_tokens_when_they_are_run_again(real: Runtime, bundle: ToyBundle) -> None:

@@ -97,6 +97,7 @@ CAPTURING = pb.OutputOptions(capture_inputs=pb.InputCapture())
 PREFIXES = {"prefix_cache": runtime_pb2.PrefixCacheScope()}
 #: Field 9, a message: a scope of a later API.
 LATER_SCOPE = runtime_pb2.ResetKVCacheRequest.FromString(b"J\0")
+TOO_LARGE = pb.TokenIds(ids=[5, VOCAB_SIZE])
 Part = pb.ContentPart
 IMAGE = Part(image=pb.Media(url="http://x"))
 LIST_CALL = pb.ToolCall(name="f", arguments_json="[]")
@@ -130,6 +131,27 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
             (VOCAB_SIZE, {VOCAB_SIZE: 1}, f"for tokens 0 to {VOCAB_SIZE - 1}"),
             (-1, {-1: 1}, ""),
         )
+    ),
+    ("d", sample(typical_p=0), INVALID, {"sampling.typical_p": "a number above 0, at most 1"}),
+    ("d", sample(no_repeat_ngram_size=-1), INVALID, {"sampling.no_repeat_ngram_size": "a number of at least 0"}),
+    ("d", sample(min_new_tokens=-1), INVALID, {"sampling.min_new_tokens": "a number of at least 0"}),
+    (
+        "d",
+        sample(forced_token_ids=[5] * 1025),
+        INVALID,
+        {"sampling.forced_token_ids": "1025 tokens; accepted: at most"},
+    ),
+    (
+        "d",
+        sample(allowed_token_ids=[5, VOCAB_SIZE], bad_words=[pb.TokenIds(ids=[5]), pb.TokenIds(), TOO_LARGE]),
+        INVALID,
+        {
+            "sampling.bad_words[1]": "got none",
+            "sampling.bad_words[2]": f"got 5, {VOCAB_SIZE}; accepted: tokens 0 to {VOCAB_SIZE - 1}",
+            "sampling.allowed_token_ids[1]": f"got {VOCAB_SIZE}",
+            "sampling.bad_words": "",
+            "sampling.allowed_token_ids": "",
+        },
     ),
     ("d", sample(logit_bias=dict.fromkeys(range(1025), 1)), INVALID, {"sampling.logit_bias": "at most 1024"}),
     ("d", ask(stop=pb.StopConditions(stop_strings=["y"] * 17)), INVALID, {"stop.stop_strings": ""}),
@@ -277,6 +299,12 @@ HOST_PICKS: list[tuple[str, pb.GenerateRequest, str]] = [
     ("presence_penalty", sample(presence_penalty=-2), "got -2; accepted: unset or 0: "),
     ("repetition_penalty", sample(repetition_penalty=1.5), "got 1.5; accepted: unset or 1: "),
     ("logit_bias", sample(logit_bias={5: 0}), "got set; accepted: unset: "),
+    ("typical_p", sample(typical_p=0.5), "got 0.5; accepted: unset or 1: "),
+    ("no_repeat_ngram_size", sample(no_repeat_ngram_size=2), "got 2; accepted: unset or 0: "),
+    ("bad_words", sample(bad_words=[pb.TokenIds(ids=[5, 6])]), "got set; accepted: unset: "),
+    ("min_new_tokens", sample(min_new_tokens=1), "got 1; accepted: unset or 0: "),
+    ("allowed_token_ids", sample(allowed_token_ids=[5]), "got set; accepted: unset: "),
+    ("forced_token_ids", sample(forced_token_ids=[5]), "got set; accepted: unset: "),
 ]
 
 

@@ -35,11 +35,18 @@ def test_every_sampling_parameter_is_an_option() -> None:
         presence_penalty=-1,
         repetition_penalty=1.5,
         logit_bias={5: -100},
+        typical_p=0.75,
+        no_repeat_ngram_size=3,
+        bad_words=[[5, 6], [7]],
+        min_new_tokens=2,
+        allowed_token_ids=[5, 6],
+        forced_token_ids=[6],
     ).sampling
     values = {field.name: value for field, value in sampling.ListFields()}
     assert list(values) == list(sampling.DESCRIPTOR.fields_by_name)
     assert dict(values.pop("logit_bias")) == {5: -100}
-    assert list(values.values()) == [0.5, 4, 0.5, 7, 0.25, 1, -1, 1.5]
+    assert [word.ids for word in values.pop("bad_words")] == [[5, 6], [7]]
+    assert list(values.values()) == [0.5, 4, 0.5, 7, 0.25, 1, -1, 1.5, 0.75, 3, 2, [5, 6], [6]]
 
 
 def test_stall_policy() -> None:

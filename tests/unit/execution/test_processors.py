@@ -21,8 +21,11 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from bundle.abi.outputs import INVALID_ROW
 from execution import processors
-from execution.sampling import candidates
+from execution.sampling import candidates, sample
+from execution.sampling_parameters import SamplingParams
+from execution.step import ProcessedRow
 
 VOCAB_SIZE = 50
 NUM_CASES = 1000
@@ -138,3 +141,40 @@ def test_min_p_and_typical_p_come_behind_top_k_and_top_p(top_k: int, top_p: floa
             torch.testing.assert_close(ours, expected[0], rtol=1e-5, atol=1e-6)
             num_cut += int((cut > 0).sum() < (weights > 0).sum())
     assert num_cut > NUM_CASES / 2
+
+
+def test_what_is_cut_is_never_drawn_and_the_rest_as_often_as_it_should_be() -> None:
+    """Other rows draw what they draw alone, to the token."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(1, VOCAB_SIZE, generator=generator).expand(2000, -1)
+    asked = SamplingParams(top_p=0.9, min_p=0.02, typical_p=0.6)
+    params = torch.tensor([[0.0, 0.9, 1.0]]).expand(2000, -1)
+    rand = torch.arange(2000)[:, None] / 2000
+    rows = [ProcessedRow(row, asked, b"", b"") for row in range(0, 2000, 2)]
+    drawn = processors.sample_processed(logits, params, rand, rows, 0)
+    assert torch.equal(drawn[1::2], sample(logits, params, rand, 0)[1::2])
+    scores = logits[:1]
+    for warper in (TopPLogitsWarper(0.9), MinPLogitsWarper(0.02), TypicalLogitsWarper(0.6)):
+        scores = warper(torch.tensor([[0]]), scores)
+    counts = torch.bincount(drawn[::2], minlength=VOCAB_SIZE)
+    torch.testing.assert_close(counts / 1000, scores.softmax(-1)[0], rtol=0, atol=0.0021)
+    assert torch.equal(counts > 0, scores[0] > float("-inf"))
+
+
+def test_a_token_is_left_whatever_is_excluded() -> None:
+    logits = torch.arange(4.0)
+    words = tuple((token,) for token in range(4))
+    row = ProcessedRow(0, SamplingParams(bad_words=words), b"", b"")
+    assert torch.equal(processors.process(logits, row), logits)
+    row = ProcessedRow(0, SamplingParams(bad_words=words, allowed_token_ids=(1,)), b"", b"")
+    assert processors.process(logits, row).argmax() == 1
+
+
+def test_rows_that_are_no_numbers_stay_invalid() -> None:
+    logits = torch.zeros(3, VOCAB_SIZE)
+    logits[1, 7] = float("nan")
+    row = ProcessedRow(1, SamplingParams(0.0, forced_token_ids=(5,)), b"", b"")
+    params = torch.tensor([[0.0, 1.0, 0.0]]).expand(3, -1)
+    drawn = processors.sample_processed(logits, params, torch.zeros(3, 1), [row], 0)
+    assert drawn.tolist() == [0, INVALID_ROW, 0]
+    assert logits[1, 7].isnan()
