@@ -113,7 +113,7 @@ def exclude_repeated_ngrams(logits: Tensor, tokens: Tensor, size: int) -> Tensor
 
 def exclude_words(logits: Tensor, tokens: Tensor, words: Sequence[Sequence[int]]) -> Tensor:
     """Excludes the last token of each word, a list of token ids, where `tokens` [T] end with the ones before it."""
-    newest = tokens.tolist()[len(tokens) - max(map(len, words), default=0) :]
+    newest = tokens[-max(map(len, words)) :].tolist()
     ends = [word[-1] for word in words if newest[len(newest) - len(word) + 1 :] == list(word[:-1])]
     return logits.index_fill(0, torch.tensor(ends, dtype=torch.int64), _EXCLUDED)
 

@@ -33,6 +33,7 @@ SERVED: Final = frozenset(
         *(f"sampling_params.{name}" for name in PARAMETERS if name in pb.SamplingParams.DESCRIPTOR.fields_by_name),
         "sampling_params.n",
         "sampling_params.max_tokens",
+        "sampling_params.min_tokens",
         "sampling_params.stop",
         "sampling_params.stop_token_ids",
         "sampling_params.ignore_eos",
@@ -61,6 +62,7 @@ _FIELD_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "stop.stop_token_ids": "sampling_params.stop_token_ids",
         "output.logprobs": "sampling_params.logprobs",
         "num_sequences": "sampling_params.n",
+        "sampling.min_new_tokens": "sampling_params.min_tokens",
         "sampling.": "sampling_params.",
     }
 )
@@ -101,6 +103,8 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
     if "seed" in sampling:
         # Kiln's seeds are unsigned: a negative one is the number of 64 bits that has its bits.
         sampling["seed"] %= 1 << 64
+    if params.min_tokens:
+        sampling["min_new_tokens"] = params.min_tokens
     return GenerationCall(
         request_id=request_id,
         prompt=_prompt_from_pb(request),

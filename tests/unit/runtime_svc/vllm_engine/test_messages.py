@@ -72,13 +72,13 @@ def test_a_neutral_value_is_as_good_as_none(path: str) -> None:
 
 
 def test_every_field_that_is_not_served_is_named_at_once() -> None:
-    request = with_field("sampling_params.min_tokens", value=2)
+    request = with_field("sampling_params.truncate_prompt_tokens", value=2)
     request.sampling_params.grammar_from_first_token = True
     request.sampling_params.regex = "a+"
     with pytest.raises(FeatureNotServed) as caught:
         check_served(request)
     assert {one.field: (one.value, one.accepted) for one in caught.value.violations} == {
-        "sampling_params.min_tokens": ("2", "unset: this server does not serve it"),
+        "sampling_params.truncate_prompt_tokens": ("2", "unset: this server does not serve it"),
         "sampling_params.grammar_from_first_token": ("true", "unset: this server does not serve it"),
         "sampling_params.regex": ("set", "unset: this server does not serve it"),
     }
@@ -124,6 +124,17 @@ def test_values_arrive() -> None:
     assert call.sampling == sampling
     assert (call.max_new_tokens, call.stop_strings, call.stop_token_ids) == (3, (".",), (9,))
     assert (call.ignore_eos, call.logprobs) == (True, 0)
+
+
+def test_parameters_of_processors_arrive_under_their_names() -> None:
+    penalties = {"min_p": 0.25, "frequency_penalty": 1.0, "presence_penalty": -1.0, "repetition_penalty": 1.5}
+    params = pb.SamplingParams(**penalties, logit_bias={5: -100}, min_tokens=3)
+    call = call_from_pb(pb.GenerateRequest(tokenized=PROMPT, sampling_params=params), request_id="r")
+    assert call.sampling == penalties | {"logit_bias": {5: -100}, "min_new_tokens": 3}
+    with pytest.raises(FeatureNotServed) as caught:
+        check_call(call, Capabilities.from_manifest(make_manifest()))
+    names = [*penalties, "logit_bias", "min_tokens"]
+    assert {one.field for one in rename_fields(caught.value).violations} == {f"{PARAMS}{name}" for name in names}
 
 
 def test_a_negative_seed_is_one_of_64_bits() -> None:
