@@ -91,10 +91,10 @@ def test_repeated_ngrams(size: int) -> None:
 
 def test_words() -> None:
     for generator, logits, tokens in cases():
-        tokens = tokens[: int(torch.randint(1, 5, (), generator=generator))]
+        newest = tokens[: int(torch.randint(1, 5, (), generator=generator))]
         words = [choose(generator, length, 4) for length in (1, 2, 2, 3)]
-        expected = NoBadWordsLogitsProcessor(words)(tokens[None], logits[None])
-        assert_same(processors.exclude_words(logits, tokens, words), expected)
+        expected = NoBadWordsLogitsProcessor(words)(newest[None], logits[None])
+        assert_same(processors.exclude_words(logits, newest, words), expected)
 
 
 def test_allowed_tokens() -> None:
