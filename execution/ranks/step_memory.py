@@ -116,6 +116,7 @@ class StepMemory:
     def __init__(self, manifest: Manifest, *, with_internal: bool = False) -> None:
         self._layout = StepLayout.of(manifest, with_internal=with_internal)
         self._max_top_logprobs = max_top_logprobs(manifest)
+        self._picks_on_host = manifest.sampling.mode == "host"
         self.fd, memory = map_shared("kiln-steps", self._layout.size_bytes)
         self._memory = memoryview(memory)
         # Made once, because every step uses them.
@@ -136,6 +137,9 @@ class StepMemory:
             raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
         if regions.logits is None:
             _check_needs_no_logits(step)
+        if step.processed and not self._picks_on_host:
+            accepted = "none: the executable picks the tokens"
+            raise StepInvalid(step.tag, FieldViolation("processed", f"{len(step.processed)} rows", accepted))
         if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
             accepted = f"0 to {self._max_top_logprobs}"
             raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))

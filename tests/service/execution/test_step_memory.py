@@ -13,7 +13,8 @@ from bundle.abi.outputs import INVALID_ROW, NO_TOKEN
 from bundle.manifest import Manifest, TensorSpec
 from execution.errors import StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
-from execution.step import MAX_TOP_LOGPROBS, Step, StepForm, step_inputs
+from execution.sampling_parameters import SamplingParams
+from execution.step import MAX_TOP_LOGPROBS, ProcessedRow, Step, StepForm, step_inputs
 from tests.bundles.manifests import VOCAB_SIZE, make_manifest
 from tests.memory_files import count_held
 from tests.ranks.toy import VOCAB
@@ -188,6 +189,18 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
     with pytest.raises(StepInvalid, match="return_logits: got true; accepted: false: the executable returns no logits"):
         memory.write_inputs(Step(TKG, decode_inputs(), return_logits=True), 0)
     memory.close()
+
+
+def test_rows_are_processed_only_where_the_host_picks_their_tokens(toy: MakeToy) -> None:
+    for picks in ("logits", "tokens"):
+        memory = StepMemory(toy(picks, 0).manifest)
+        step = Step(TKG, decode_inputs(), processed=(ProcessedRow(0, SamplingParams(min_p=0.5), b"", b""),))
+        if picks == "logits":
+            memory.write_inputs(step, 0)
+        else:
+            with pytest.raises(StepInvalid, match="processed: got 1 rows; accepted: none: the executable picks"):
+                memory.write_inputs(step, 0)
+        memory.close()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
