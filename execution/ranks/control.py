@@ -15,7 +15,7 @@ import msgspec
 from bundle.manifest import Manifest
 from execution.failure import Failure
 from execution.forkserver.worker import Progress
-from execution.step import ProcessedRow
+from execution.step import ProcessedRow, Step
 from targets.registry import find_format
 
 
@@ -107,6 +107,18 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
     top_logprobs: int | None
     return_logits: bool
     processed: tuple[ProcessedRow, ...] = ()
+
+    @classmethod
+    def of(cls, step: Step, memory_set: int) -> Self:
+        """Tells all of a step but its inputs."""
+        return cls(
+            tag=step.tag,
+            memory_set=memory_set,
+            depends_on_previous=step.depends_on_previous,
+            top_logprobs=step.top_logprobs,
+            return_logits=step.return_logits,
+            processed=step.processed,
+        )
 
 
 class StageWeights(_Message, frozen=True, kw_only=True):

@@ -230,14 +230,7 @@ class RankGroup:
         self._next_set = (memory_set + 1) % NUM_SETS
         under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
         self._steps.append(under_way)
-        call = RunStep(
-            tag=step.tag,
-            memory_set=memory_set,
-            depends_on_previous=step.depends_on_previous,
-            top_logprobs=step.top_logprobs,
-            return_logits=step.return_logits,
-            processed=step.processed,
-        )
+        call = RunStep.of(step, memory_set)
         on_answer = partial(self._take_answer, under_way)
         for rank in self._ranks:
             rank.begin(call, on_answer)

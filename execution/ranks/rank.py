@@ -19,7 +19,6 @@ from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
-from execution.executors.weights import map_entry
 from execution.processors import sample_processed
 from execution.ranks.control import (
     Answer,

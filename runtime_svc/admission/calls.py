@@ -325,11 +325,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
     if call.logits and not capabilities.logits:
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
-    if call.session is not None and not capabilities.sessions:
-        accepted = "unset: the bundle's executables cannot begin a prompt behind what the KV cache holds"
-        if capabilities.padding_side == "left":
-            accepted += ", because of neuron_config.padding_side: left"
-        yield FieldViolation("session_id", quote_value(call.session.session_id), accepted, quotes_text=True)
+    yield from _unserved_ties(call, capabilities)
     if call.capture is not None and not capabilities.input_capture:
         yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
@@ -357,12 +353,12 @@ def _unserved_ties(call: GenerationCall, capabilities: Capabilities) -> Iterator
     """Names what the call should use that is the caller's, and that the executables have no room for."""
     if call.adapter and not capabilities.adapter_slots:
         accepted = "unset: the bundle has no room for adapters; compile it with neuron_config.lora_config"
-        yield FieldViolation("adapter", _show(call.adapter), accepted)
+        yield FieldViolation("adapter", quote_value(call.adapter), accepted)
     if call.session is not None and not capabilities.sessions:
         accepted = "unset: the bundle's executables cannot begin a prompt behind what the KV cache holds"
         if capabilities.padding_side == "left":
             accepted += ", because of neuron_config.padding_side: left"
-        yield FieldViolation("session_id", _show(call.session.session_id), accepted, quotes_text=True)
+        yield FieldViolation("session_id", quote_value(call.session.session_id), accepted, quotes_text=True)
 
 
 def _token_id_violations(field: str, token_ids: Sequence[int], capabilities: Capabilities) -> Iterator[FieldViolation]:

@@ -12,7 +12,7 @@ from bundle.manifest import BundledAdapter, Manifest, WeightTensor
 from bundle.reference import ACCEPTED_ADAPTER_NAME, is_adapter_name
 from bundle.store.reader import Bundle
 from execution.errors import WeightsInvalid
-from runtime_svc.admission.chats import MAX_QUOTED_CHARS
+from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.adapter_names import AdapterFiles

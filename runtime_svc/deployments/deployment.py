@@ -24,8 +24,8 @@ from runtime_svc.admission.calls import (
     prompt_field,
 )
 from runtime_svc.admission.capabilities import Capabilities
-from runtime_svc.admission.chats import MAX_QUOTED_CHARS
 from runtime_svc.admission.limits import RequestLimits
+from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
 from runtime_svc.deployments.adapter_names import AdapterFiles, AdapterNames

@@ -17,7 +17,7 @@ from bundle.host.backoff import backoff_delays
 from bundle.host.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from edge.supervision import begin_task, report_failure
-from runtime_svc.admission.chats import MAX_QUOTED_CHARS
+from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.deployments.adapters import AdapterLoad, load_adapter, prepare_adapter, unload_adapter
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
