@@ -75,6 +75,8 @@ class EdgeConfig:
     """The configuration of one server: its options, and what only our own code sets.
 
     Attributes:
+        side_addresses: Further addresses, which have fewer services. They take the calls that `local_listener` takes if
+            there is one, or else those that `address` takes.
         max_message_bytes: Size of the largest message in either direction.
         keepalive_time_s: Idle time after which the server pings a connection.
         min_ping_interval_s: Shortest interval of pings that clients may send without data.
@@ -124,6 +126,7 @@ class EdgeConfig:
         default_text="no traces",
     )
     local_listener: LocalListener | None = None
+    side_addresses: tuple[str, ...] = ()
     max_message_bytes: int = 16 << 20
     keepalive_time_s: float = 60.0
     min_ping_interval_s: float = 10.0
@@ -139,7 +142,7 @@ class EdgeConfig:
         if violations:
             raise OptionsInvalid(violations)
         local = None if self.local_listener is None else self.local_listener.address
-        for address in (self.address, self.metrics_address, local):
+        for address in (self.address, self.metrics_address, local, *self.side_addresses):
             if address is None:
                 continue
             match = _ADDRESS.fullmatch(address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +44,8 @@ def read_options(
     """Reads the options of a service and makes an object of them.
 
     An option takes its values from the first source that has it: command line, environment, file, default. Values of
-    several sources never mix. In the environment, a colon separates the values of a repeatable option, and an empty
-    variable counts as unset; other variables belong to others and are not looked at.
+    several sources never mix. In the environment, a colon separates the values of a repeatable option, a comma those
+    that have colons, and an empty variable counts as unset; other variables belong to others and are not looked at.
 
     Raises:
         OptionsInvalid: The file cannot be read or has an unknown or repeated name, a value is invalid, or a required
@@ -126,7 +125,7 @@ def _from_environment(option: Option, variable: str, environment: Mapping[str, s
     text = environment.get(variable)
     if not text:
         return None
-    return _Given(variable, tuple(text.split(os.pathsep)) if option.is_repeatable else (text,))
+    return _Given(variable, tuple(text.split(option.domain.separator)) if option.is_repeatable else (text,))
 
 
 def _parse(option: Option, source: _Given, violations: list[FieldViolation]) -> Any:

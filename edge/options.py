@@ -8,6 +8,7 @@ makes the object. A field that is a `section` holds an object of another such cl
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -33,12 +34,14 @@ class Domain:
     Attributes:
         parse: Makes the value of its text; raises ValueError or KeyError if the text is none.
         unit: Ends the names of attributes with such values, and not those of their options.
+        separator: Stands between several values in the environment.
     """
 
     accepted: str
     metavar: str
     parse: Callable[[str], Any]
     unit: str = ""
+    separator: str = os.pathsep
 
 
 def one_of(*words: str, **values: Any) -> Domain:
@@ -74,6 +77,13 @@ def _parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _parse_named_address(text: str) -> tuple[str, str]:
+    name, _, address = text.rpartition("=")
+    if ":" not in address:
+        raise ValueError(text)
+    return _parse_text(name), address
+
+
 def _parse_key_place(text: str) -> str:
     if "://" in text and not re.match(r"https://[^/]", text):
         raise ValueError(text)
@@ -83,6 +93,7 @@ def _parse_key_place(text: str) -> str:
 FLAG: Final = Domain("true or false", "BOOL", _FLAGS.__getitem__)
 TEXT: Final = Domain("text", "TEXT", _parse_text)
 ADDRESS: Final = Domain("HOST:PORT", "HOST:PORT", _parse_text)
+NAMED_ADDRESS: Final = Domain("NAME=HOST:PORT", "NAME=HOST:PORT", _parse_named_address, separator=",")
 PATH: Final = Domain("a path", "PATH", lambda text: Path(_parse_text(text)))
 #: Of this process for as long as it runs, whatever its directory becomes.
 ABSOLUTE_PATH: Final = replace(PATH, parse=lambda text: Path(_parse_text(text)).absolute())

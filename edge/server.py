@@ -53,6 +53,7 @@ class EdgeServer:
         always_serving: Sequence[str] = (),
         surroundings: Sequence[Surrounding] = (),
         request_limit: Callable[[], RequestLimit] | None = None,
+        side_registers: Sequence[Callable[[grpc.aio.Server], None]] = (),
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -61,6 +62,7 @@ class EdgeServer:
             rules: What each of their methods needs of its caller; one without a rule needs the scope admin.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
             request_limit: Returns the size of the largest request that it takes now; None leaves that to `config`.
+            side_registers: What adds its services to each of `config.side_addresses`, where health is the server's.
         """
         self._config = config
         self._access_log = AccessLog()
@@ -68,6 +70,8 @@ class EdgeServer:
         self.metrics_port: int | None = None
         #: Port of the local listener; None if there is none.
         self.local_port: int | None = None
+        #: Ports of the side addresses.
+        self.side_ports: list[int] = []
         self._port: int | None = None
         self._calls = RunningCalls(
             services,
@@ -98,16 +102,18 @@ class EdgeServer:
             # Health watches and reflection streams last as long as their clients.
             may_stall=self._calls.counts,
         )
-        self._server = grpc.aio.server(
-            interceptors=(call_interceptor,),
-            options=config.channel_options(),
-        )
-        register(self._server)
+        # A handler cannot know the port that its call came to: each side address has a server of gRPC's own.
+        self._server, *self._sides = self._servers = [
+            grpc.aio.server(interceptors=(call_interceptor,), options=config.channel_options())
+            for _ in (register, *side_registers)
+        ]
         #: The health of the server as a whole, of `liveness`, of each service, and of names that others add.
         self.health = Health(services, always_serving=always_serving)
         #: What the server does in the background; the metrics have its failures.
         self.supervisor = Supervisor(partial(self.health.set_serving, BACKGROUND))
-        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._server)
+        for server, add in zip(self._servers, (register, *side_registers), strict=True):
+            add(server)
+            health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
         if config.reflection:
             reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
@@ -117,24 +123,26 @@ class EdgeServer:
         if self._access is not None:
             await self._access.start(self.supervisor)
         credentials = self._config.tls.load() if self._config.tls is not None else None
-        self._port = port = self._listen(self._config.address, credentials)
+        self._port = port = _listen(self._server, self._config.address, credentials)
         local = self._config.local_listener
+        side_credentials = credentials
         if local is not None:
-            self.local_port = self._listen(local.address, grpc.local_server_credentials())
+            side_credentials = grpc.local_server_credentials()
+            self.local_port = _listen(self._server, local.address, side_credentials)
+        for side, address in zip(self._sides, self._config.side_addresses, strict=True):
+            self.side_ports.append(_listen(side, address, side_credentials))
         await self.health.publish()
-        await self._server.start()
+        await asyncio.gather(*(server.start() for server in self._servers))
         _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
         if local is not None:
             _log.info("listening for one principal", port=self.local_port, principal=local.principal.name)
+        if self.side_ports:
+            _log.info("listening with fewer services", ports=self.side_ports)
         return port
 
-    def _listen(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
-        try:
-            if credentials is None:
-                return self._server.add_insecure_port(address)
-            return self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise AddressUnavailable(address) from error
+    async def stop(self) -> None:
+        """Ends the server at once: it cancels the calls that run."""
+        await asyncio.gather(*(server.stop(None) for server in self._servers))
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
@@ -183,7 +191,8 @@ class EdgeServer:
         ]
 
     def _count_connections(self) -> int:
-        return sum(count_connections(port) for port in (self._port, self.local_port) if port is not None)
+        ports = (self._port, self.local_port, *self.side_ports)
+        return sum(count_connections(port) for port in ports if port is not None)
 
     async def drain(self) -> None:
         """Ends the server.
@@ -195,7 +204,7 @@ class EdgeServer:
         self._calls.refuse_new()
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
         finished = await self._calls.wait_idle(self._config.drain_timeout_s)
-        await self._server.stop(None)
+        await self.stop()
         await self.supervisor.close()
         # Cancelled handlers may still be cleaning up.
         ended = finished or await self._calls.wait_idle(CANCELLATION_TIMEOUT_S)
@@ -215,12 +224,21 @@ class EdgeServer:
             await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
             if impatient.done():
                 _log.info("signalled again", signal=impatient.result().name)
-                await self._server.stop(None)
+                await self.stop()
             impatient.cancel()
             await draining
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise AddressUnavailable(address) from error
 
 
 def _by_label(counts: Mapping[str, int]) -> list[Sample]:

@@ -75,7 +75,8 @@ class RuntimeServer:
         reconciler: Reconciler,
         surroundings: Sequence[Surrounding] = (),
     ) -> None:
-        engine = _make_vllm_engine(deployments, settings.engine_deployment)
+        engine = _make_vllm_engine(deployments, settings)
+        sides = () if engine is None else [engine.with_adapter(name) for name, _ in settings.engine_adapters]
 
         def register(server: grpc.aio.Server) -> None:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
@@ -91,6 +92,7 @@ class RuntimeServer:
             always_serving=(CONTROL_SERVICE,),
             surroundings=surroundings,
             request_limit=deployments.request_limit,
+            side_registers=[side.register for side in sides],
         )
         self._engine = engine
         self._drain_timeout_s = settings.edge.drain_timeout_s
@@ -226,13 +228,18 @@ async def open_server(
         yield server
 
 
-def _make_vllm_engine(deployments: Deployments, deployment_id: str | None) -> VllmEngineService | None:
+def _make_vllm_engine(deployments: Deployments, settings: Settings) -> VllmEngineService | None:
     """Returns the servicer of vLLM's engine API; None if its messages are not installed."""
     if find_spec("smg_grpc_proto") is None:
-        if deployment_id is not None:
-            accepted = "unset without the extra `vllm-engine`, as in `pip install 'kiln-runtime[vllm-engine]'`"
-            raise OptionsInvalid([FieldViolation("engine-deployment", repr(deployment_id), accepted)])
+        given = {
+            "engine-deployment": settings.engine_deployment,
+            "engine-adapter": ", ".join("=".join(one) for one in settings.engine_adapters),
+        }
+        accepted = "unset without the extra `vllm-engine`, as in `pip install 'kiln-runtime[vllm-engine]'`"
+        violations = [FieldViolation(name, repr(value), accepted) for name, value in given.items() if value]
+        if violations:
+            raise OptionsInvalid(violations)
         return None
     from runtime_svc.vllm_engine.service import VllmEngineService  # noqa: PLC0415 - of the extra
 
-    return VllmEngineService(deployments, deployment_id)
+    return VllmEngineService(deployments, settings.engine_deployment)

@@ -22,6 +22,7 @@ from edge.options import (
     ADDRESS,
     COUNT,
     FLAG,
+    NAMED_ADDRESS,
     PATH,
     SECONDS,
     SIZE,
@@ -143,6 +144,14 @@ class Settings:
         "deployment that vLLM's engine API, which names none, speaks for",
         default=None,
         default_text="the only one that serves",
+    )
+    engine_adapters: tuple[tuple[str, str], ...] = option(
+        NAMED_ADDRESS,
+        "an adapter of that deployment, and a further address that speaks the engine API alone, for it, with its name "
+        "as the model's; callers are those of `gateway-address` if it is given, or else those of `address`",
+        name="engine-adapter",
+        default=(),
+        is_repeatable=True,
     )
     follow_interval_s: float = option(SECONDS, "how often to ask which versions followed aliases name", default=5.0)
     queue_capacity: int = option(
@@ -275,17 +284,24 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     settings = read_options("runtime", Settings, arguments, environment)
     return replace(
         settings,
-        edge=replace(settings.edge, local_listener=_make_gateway_listener(settings.gateway_address)),
+        edge=replace(
+            settings.edge,
+            local_listener=_make_gateway_listener(settings),
+            side_addresses=tuple(address for _, address in settings.engine_adapters),
+        ),
         logical_core_size=_choose_core_size(settings, environment),
     )
 
 
-def _make_gateway_listener(address: str | None) -> LocalListener | None:
+def _make_gateway_listener(settings: Settings) -> LocalListener | None:
+    address = settings.gateway_address
     if address is None:
         return None
-    if not is_loopback(address):
-        accepted = "HOST:PORT on loopback, such as 127.0.0.1:50053"
-        raise OptionsInvalid([FieldViolation("gateway-address", repr(address), accepted)])
+    given = [("gateway-address", address), *(("engine-adapter", one) for _, one in settings.engine_adapters)]
+    accepted = "HOST:PORT on loopback, such as 127.0.0.1:50053"
+    violations = [FieldViolation(name, repr(one), accepted) for name, one in given if not is_loopback(one)]
+    if violations:
+        raise OptionsInvalid(violations)
     return LocalListener(address, _GATEWAY)
 
 

@@ -52,7 +52,7 @@ def main() -> None:
 async def _measure(measured: Measurements, services: Services, clients: Worker, log_path: Path) -> None:
     """Measures every crowd; the first one once before, to warm up."""
     config = GatewayConfig("127.0.0.1", 0, log_path, ready_timeout_s=60, stop_timeout_s=1)
-    async with running_gateway(config, services.runtime, DEPLOYMENT) as gateway:
+    async with running_gateway(config, {DEPLOYMENT: services.runtime}) as gateway:
         ask = partial(clients.call, "time_chats", runtime=services.runtime, gateway=gateway.url)
         await asyncio.to_thread(ask, chats=CROWDS[0])
         for chats in CROWDS:

@@ -93,7 +93,9 @@ def check_served(request: pb.GenerateRequest) -> None:
         raise RequestInvalid([FieldViolation("input", "none", "one of tokenized, text")])
 
 
-def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS) -> GenerationCall:
+def call_from_pb(
+    request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS, adapter: str = ""
+) -> GenerationCall:
     """Converts a request that passed `check_served`.
 
     Fields without presence are unset at 0, and `n` 0 is 1: the API cannot tell them from unset.
@@ -116,6 +118,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs if params.HasField("logprobs") else None,
         num_sequences=params.n or 1,
+        adapter=adapter,
     )
 
 

@@ -59,11 +59,13 @@ _SERVING_STATES: Final = frozenset({DeploymentState.READY, DeploymentState.RECOV
 
 
 class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] # it has no types
-    """Speaks for one deployment: the API has no field that names one."""
+    """Speaks for one deployment, or for an adapter of it: the API has no field that names one."""
 
-    def __init__(self, deployments: Deployments, deployment_id: str | None) -> None:
+    def __init__(self, deployments: Deployments, deployment_id: str | None, adapter: str = "") -> None:
+        """Takes the deployment's id, None for the only one that serves, and the adapter's name, empty for none."""
         self._deployments = deployments
         self._deployment_id = deployment_id
+        self._adapter = adapter
         self._started_at_s = time.monotonic()
         self._newest_request_s = 0.0
 
@@ -75,7 +77,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             bind_request_id(context, request.request_id)
         check_served(request)
         request_id = request.request_id or bound_request_id()
-        convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
+        convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get(), adapter=self._adapter)
         try:
             deployment = self._deployments.get_for_requests(self._choose().deployment_id)
             describe_call(deployment_id=deployment.deployment_id)
@@ -113,14 +115,14 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         return pb.HealthCheckResponse(healthy=True, message=f"deployment {deployment.deployment_id!r} is READY")
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
-        """Describes the deployment; its id is the name of the model."""
+        """Describes the deployment; the model is called as the adapter, or as the deployment."""
         deployment = self._choose()
         capabilities, manifest = _describe(deployment)
         return pb.GetModelInfoResponse(
             # No path, and no name that a hub could know: routers look for a tokenizer there before they ask for ours.
             model_path=deployment.digest,
             tokenizer_path=deployment.digest,
-            served_model_name=deployment.deployment_id,
+            served_model_name=self._adapter or deployment.deployment_id,
             is_generation=True,
             architectures=[manifest.architecture],
             max_context_length=capabilities.max_length,
@@ -198,6 +200,10 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
     async def SubscribeKvEvents(self, request: Any, context: Context) -> Any:
         """Refuses: without a prefix cache nothing happens that a router could know."""
         raise MethodNotServed("SubscribeKvEvents", "there is no prefix cache")
+
+    def with_adapter(self, name: str) -> VllmEngineService:
+        """Returns a servicer that speaks for an adapter of the same deployment."""
+        return VllmEngineService(self._deployments, self._deployment_id, name)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server."""

@@ -271,5 +271,5 @@ async def serve_runtime(
                         deployment.engine.scheduler.check_integrity()
             finally:
                 await served.channel.close()
-                await server.edge._server.stop(None)
+                await server.edge.stop()
     assert all(ranks.is_closed for ranks in served.groups), "a rank was left running"

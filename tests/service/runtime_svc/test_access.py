@@ -14,6 +14,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 from kiln.runtime.v1 import runtime_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2 as engine
 from smg_grpc_proto import vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2
 
 from tests.hang_guard import until
 from tests.servers.logs import Logs, finished_calls
@@ -34,7 +35,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Runtime]:
     """A runtime that verifies tokens, with deployments `chat` and `code`."""
     jwks = write_jwks(tmp_path / "jwks.json", [KEY])
     options = (f"--auth-jwks={jwks}", "--engine-deployment=chat", "--gateway-address=127.0.0.1:0")
-    async with serve_runtime(tmp_path, *options) as started:
+    async with serve_runtime(tmp_path, *options, "--engine-adapter=pirate=127.0.0.1:0") as started:
         await started.deploy("chat")
         await started.deploy("code")
         yield started
@@ -157,3 +158,13 @@ async def test_who_calls_at_the_gateways_address_may_infer_and_no_more(served: R
     assert [log["principal"] for log in logs if log["event"] == "refused"] == ["gateway", "gateway"]
     assert [line["principal"] for line in await finished_calls(logs, count=3)] == ["gateway"] * 3
     await call(served, "UnloadBundle", unload, ())
+
+
+async def test_who_calls_at_the_address_of_an_adapter_is_the_gateway(served: Runtime, logs: Logs) -> None:
+    (port,) = served.server.edge.side_ports
+    logs.clear()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        assert (await stub.GetModelInfo(engine.GetModelInfoRequest())).served_model_name == "pirate"
+        assert (await refusal(stub.StartProfile(common_pb2.StartProfileRequest()))).reason == "SCOPE_MISSING"
+    assert [line["principal"] for line in await finished_calls(logs, count=2)] == ["gateway"] * 2

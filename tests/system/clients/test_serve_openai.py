@@ -14,7 +14,13 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import torch
+from kiln_client import Runtime, chat
+from transformers import AutoModelForCausalLM
 
+from compiler_svc.weights.checkpoint import Checkpoint
+from tests.checkpoints.adapters import make_adapter
+from tests.checkpoints.tiny_models import TinyModel
 from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
 from tests.servers.stack import KILN
@@ -115,6 +121,30 @@ def test_serves_openai_until_it_is_killed(serve: Callable[..., Serve]) -> None:
     gateway = second.gateway()
     second.process.kill()
     assert psutil.wait_procs([gateway], timeout=HANG_S)[1] == [], "the gateway outlived its parent"
+
+
+@pytest.mark.slow
+def test_an_adapter_is_a_model(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    adapter = tmp_path / "adapters/loud"
+    tiny = TinyModel(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), Checkpoint.open(TINY))
+    make_adapter(tiny, adapter)
+    ready = serve(str(TINY), *SMALL, "--adapter", f"loud={adapter}").read_until_ready()
+    with openai.OpenAI(base_url=ready["openai"], api_key="none") as client:
+        assert {model.id for model in client.models.list()} == {"kiln-tiny", "loud"}
+    texts = {name: ask(ready["openai"], name) for name in ("kiln-tiny", "loud")}
+    assert texts["kiln-tiny"] != texts["loud"]
+    with Runtime(ready["runtime"]) as runtime:
+        for name, adapter_name in (("kiln-tiny", ""), ("loud", "loud")):
+            prompt = chat([{"role": "user", "content": "Once upon a time"}])
+            options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.0, "adapter": adapter_name}
+            assert runtime.complete("kiln-tiny", prompt, **options).text == texts[name]
+
+
+def test_an_adapter_has_not_the_models_name(tmp_path: Path) -> None:
+    words = [KILN, "serve", str(TINY), *_FREE, "--adapter", f"kiln-tiny={tmp_path}", "--home", str(tmp_path / "home")]
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert refused.returncode == 2
+    assert "--adapter kiln-tiny: the model itself has that name" in refused.stderr
 
 
 def find_holders(pid: int) -> set[str]:

@@ -99,6 +99,23 @@ def test_a_gateway_is_on_this_host() -> None:
         parse_settings([*REQUIRED, "--gateway-address=127.0.0.1:65536"], {})
 
 
+def test_adapters_have_addresses_like_the_gateways() -> None:
+    given = [*REQUIRED, "--engine-adapter=team/a=b:v2=127.0.0.1:1", "--engine-adapter=c=127.0.0.1:2"]
+    settings = parse_settings(given, {})
+    assert settings.engine_adapters == (("team/a=b:v2", "127.0.0.1:1"), ("c", "127.0.0.1:2"))
+    assert settings.edge.side_addresses == ("127.0.0.1:1", "127.0.0.1:2")
+    environment = {"KILN_RUNTIME_ENGINE_ADAPTER": "a=127.0.0.1:1,c=127.0.0.1:2"}
+    assert parse_settings(REQUIRED, environment).engine_adapters == (("a", "127.0.0.1:1"), ("c", "127.0.0.1:2"))
+    for text in ("a", "=127.0.0.1:1", "127.0.0.1:1", "a=here"):
+        with pytest.raises(OptionsInvalid, match=r"engine-adapter.*accepted: NAME=HOST:PORT"):
+            parse_settings([*REQUIRED, f"--engine-adapter={text}"], {})
+    with pytest.raises(PlaintextRefused):
+        parse_settings([*REQUIRED, "--engine-adapter=a=0.0.0.0:1"], {})
+    gateway = ["--allow-insecure", "--gateway-address=127.0.0.1:3"]
+    with pytest.raises(OptionsInvalid, match=r"engine-adapter.*accepted: HOST:PORT on loopback"):
+        parse_settings([*REQUIRED, *gateway, "--engine-adapter=a=0.0.0.0:1"], {})
+
+
 def test_plaintext_to_the_compiler_stays_on_loopback() -> None:
     away = [REQUIRED[0], "--compiler=compiler.example:7001", REQUIRED[2]]
     with pytest.raises(PlaintextRefused, match=r"compiler\.example"):

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import socket
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -42,7 +42,7 @@ class GatewayConfig:
     Attributes:
         host: Address of an interface, or a name; an IPv6 address has no brackets.
         port: TCP port; 0 takes a free one.
-        ready_timeout_s: Seconds in which it must serve the model.
+        ready_timeout_s: Seconds in which it must serve the models.
         stop_timeout_s: Seconds in which it must end before it is killed; running requests may end in them.
     """
 
@@ -82,7 +82,7 @@ class GatewayConfig:
 
 
 class Gateway:
-    """A gateway that serves a model at `url`, such as `http://127.0.0.1:8000`; the API of OpenAI is below `/v1`."""
+    """A gateway that serves models at `url`, such as `http://127.0.0.1:8000`; the API of OpenAI is below `/v1`."""
 
     def __init__(self, url: str, process: ServiceProcess) -> None:
         self.url = url
@@ -104,19 +104,20 @@ def require_gateway() -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(config: GatewayConfig, runtime: str, model: str) -> AsyncIterator[Gateway]:
-    """Runs a gateway in front of a runtime until the block ends, and gives it when it serves the model.
+async def running_gateway(config: GatewayConfig, models: Mapping[str, str]) -> AsyncIterator[Gateway]:
+    """Runs a gateway in front of a runtime until the block ends, and gives it when it serves all models.
 
-    `runtime` is `host:port` and serves in plaintext. Clients ask for `model`, the id of its deployment.
+    `models` are what clients ask for, the id of a deployment or an adapter's name, and the addresses of the runtime,
+    `host:port` in plaintext, that serve them.
     """
-    port = config.port or _free_port(config.host)
+    port = config.port or find_free_port(config.host)
     bracketed = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{reachable_address(f'{bracketed}:{port}')}"
-    process = await ServiceProcess.start(GATEWAY, _arguments(config, port, runtime), config.log_path)
+    process = await ServiceProcess.start(GATEWAY, _arguments(config, port, models), config.log_path)
     try:
         try:
             async with asyncio.timeout(config.ready_timeout_s):
-                await first_of(_until_served(url, model), process.failure())
+                await first_of(_until_served(url, set(models)), process.failure())
         except TimeoutError:
             raise GATEWAY.not_ready(config.ready_timeout_s, config.log_path) from None
         yield Gateway(url, process)
@@ -124,37 +125,35 @@ async def running_gateway(config: GatewayConfig, runtime: str, model: str) -> As
         await process.stop(config.stop_timeout_s)
 
 
-def _arguments(config: GatewayConfig, port: int, runtime: str) -> list[str]:
+def _arguments(config: GatewayConfig, port: int, models: Mapping[str, str]) -> list[str]:
     return [
         "launch",
         *("--host", config.host, "--port", str(port)),
-        *("--worker-urls", f"grpc://{runtime}"),
+        *("--worker-urls", *(f"grpc://{address}" for address in models.values())),
         *("--worker-startup-check-interval", "1"),
         "--log-json",
         # A client that chose the id of its request would hide from the runtime that the prompt is a completion's.
         *("--request-id-headers", "kiln-takes-none"),
         *("--shutdown-grace-period-secs", str(int(config.stop_timeout_s))),
         # Its metrics would be at port 29000 of every interface.
-        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(_free_port("127.0.0.1"))),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(find_free_port("127.0.0.1"))),
     ]
 
 
-async def _until_served(url: str, model: str) -> None:
+async def _until_served(url: str, models: Set[str]) -> None:
     while True:
-        if await asyncio.to_thread(_is_served, url, model):
+        if await asyncio.to_thread(_are_served, url, models):
             return
         await asyncio.sleep(_POLL_S)
 
 
-def _is_served(url: str, model: str) -> bool:
-    """Whether a gateway has a worker for a model, and the model's tokenizer, which it fetches after the worker."""
+def _are_served(url: str, models: Set[str]) -> bool:
+    """Whether a gateway has workers for models, and the models' tokenizers, which it fetches after the workers."""
     try:
-        models, tokenizers = _get(f"{url}/v1/models"), _get(f"{url}/v1/tokenizers")
+        served, tokenizers = _get(f"{url}/v1/models"), _get(f"{url}/v1/tokenizers")
     except (OSError, ValueError):  # it does not listen yet, or the answer is an error
         return False
-    return any(one["id"] == model for one in models["data"]) and any(
-        one["name"] == model for one in tokenizers["tokenizers"]
-    )
+    return models <= {one["id"] for one in served["data"]} & {one["name"] for one in tokenizers["tokenizers"]}
 
 
 def _get(url: str) -> dict[str, list[dict[str, str]]]:
@@ -163,8 +162,8 @@ def _get(url: str) -> dict[str, list[dict[str, str]]]:
         return answer
 
 
-def _free_port(host: str) -> int:
-    """Finds a free port: SMG takes no port 0. Another process may take it before SMG does, which then ends."""
+def find_free_port(host: str) -> int:
+    """Finds a free port for a process that must be told one; it ends if another process takes the port before it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         try:

@@ -70,6 +70,7 @@ class StackConfig:
         stop_timeout_s: Time in which a service must end before it is killed.
         allow_insecure: Whether the services may serve beyond loopback in plaintext and without authentication.
         require_auth: Whether the services ask for a token on loopback, too.
+        engine_adapters: Of the runtime's option `--engine-adapter`, each `NAME=HOST:PORT`.
         is_detached: Whether the stack runs in the background, for `kiln run`.
     """
 
@@ -89,6 +90,7 @@ class StackConfig:
     deployments: Path | None = _option_of(RUNTIME)
     capture_directory: Path | None = _option_of(RUNTIME)
     engine_deployment: str | None = _option_of(RUNTIME)
+    engine_adapters: tuple[str, ...] = ()
     tls: StackTls | None = None
     ready_timeout_s: float = READY_TIMEOUT_S
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -248,6 +250,7 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         *("--cache", str(config.cache_path / RUNTIME.name)),
         *("--state", str(config.state_path)),
         *_own_options(config, RUNTIME),
+        *(word for one in config.engine_adapters for word in ("--engine-adapter", one)),
     ]
 
 

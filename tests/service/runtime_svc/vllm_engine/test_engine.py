@@ -7,12 +7,17 @@ import hashlib
 import io
 import random
 import zipfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kiln.runtime.v1 import runtime_pb2 as runtime
+from kiln.runtime.v1 import runtime_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 import runtime_svc.server
@@ -21,7 +26,8 @@ from runtime_svc.server import ENGINE_SERVICE
 from runtime_svc.vllm_engine.archive import prepare_turns
 from tests.bundles.published import CHAT_TEMPLATE, TOKENIZER_JSON
 from tests.hang_guard import HANG_S
-from tests.ranks.fakes import EOS, VOCAB_SIZE, expected_tokens
+from tests.ranks.fakes import BIAS, EOS, VOCAB_SIZE, expected_tokens
+from tests.servers.adapters import BASE, HOUSE, PROMPT, load_adapter, publish_adapter
 from tests.servers.refusals import refused
 from tests.servers.runtime import Runtime, serve_runtime, tokens_of
 from tests.servers.vllm_engine import call, complete, make_request, stub_of
@@ -62,6 +68,54 @@ async def test_the_named_deployment_answers(tmp_path: Path) -> None:
         assert list((await complete(served, [5])).output_ids) == expected_tokens([5], 5, bias=4)
         assert (await stub_of(served).GetModelInfo(pb.GetModelInfoRequest())).served_model_name == "b"
         assert await health_of(served) == (True, "deployment 'b' is READY")
+
+
+async def test_an_address_speaks_for_an_adapter_alone(tmp_path: Path) -> None:
+    adapters = [f"--engine-adapter={name}=127.0.0.1:0" for name in ("house", "pirate")]
+    async with serve_runtime(tmp_path, *adapters) as served, AsyncExitStack() as stack:
+        await served.deploy(adapters=HOUSE, **BASE)
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+            for port in served.server.edge.side_ports
+        ]
+        house, pirate = (vllm_engine_pb2_grpc.VllmEngineStub(channel) for channel in channels)
+
+        async def ask(stub: Any) -> list[int]:
+            (only,) = [part async for part in stub.Generate(make_request(PROMPT, stream=False))]
+            return list(only.complete.output_ids)
+
+        assert await ask(house) == expected_tokens(PROMPT, 5, bias=BIAS + 100)
+        assert list((await complete(served, PROMPT)).output_ids) == expected_tokens(PROMPT, 5), "the model alone"
+        names = [
+            (await stub.GetModelInfo(pb.GetModelInfoRequest())).served_model_name
+            for stub in (stub_of(served), house, pirate)
+        ]
+        assert names == ["d", "house", "pirate"]
+        caught = await refused(ask(pirate), "NOT_FOUND", "ADAPTER_NOT_FOUND")
+        assert caught.fields == {"adapter": "got 'pirate'; accepted: house"}
+        publish_adapter(served, "swords", 7)
+        await load_adapter(served, "swords")
+        assert await ask(pirate) == expected_tokens(PROMPT, 5, bias=BIAS + 7)
+        health = health_pb2_grpc.HealthStub(channels[0])
+        checked = await health.Check(health_pb2.HealthCheckRequest(service=ENGINE_SERVICE))
+        assert checked.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await runtime_pb2_grpc.RuntimeServiceStub(channels[0]).GetServerInfo(runtime.GetServerInfoRequest())
+        assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+        served.ranks.step_s = 0.02
+        running = house.Generate(make_request([5], max_tokens=40))
+        await anext(aiter(running))
+        served.ranks.gate.clear()
+        drain = asyncio.create_task(served.server.drain())
+        await served.wait_for_health("NOT_SERVING")
+        await refused(ask(house), "UNAVAILABLE", "SHUTTING_DOWN")
+        served.ranks.gate.set()
+        assert [part async for part in running][-1].complete.finish_reason == "length"
+        await drain
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await house.HealthCheck(pb.HealthCheckRequest())
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_health_is_that_of_the_deployment(tmp_path: Path) -> None:
@@ -187,4 +241,7 @@ async def test_without_the_extra_the_runtime_serves_the_rest(tmp_path: Path, mon
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     with pytest.raises(OptionsInvalid, match="engine-deployment: got 'd'; accepted: unset without the extra"):
         async with serve_runtime(tmp_path / "other", "--engine-deployment=d"):
+            pass
+    with pytest.raises(OptionsInvalid, match="engine-adapter: got 'a=localhost:0'; accepted: unset"):
+        async with serve_runtime(tmp_path / "another", "--engine-adapter=a=localhost:0"):
             pass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,14 +15,16 @@ from kiln_client.cli.local.lookup import Checkpoint, deployment_name
 from kiln_client.cli.local.options import ADDRESSES, MEMORY, ModelChoice, model_options
 from kiln_client.cli.local.preparation import Preparation, find_here
 from kiln_client.cli.output import Output
+from kiln_client.cli.parameters import NamedPath
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, add_options, local_command
-from kiln_client.stack.gateway import GATEWAY, GatewayConfig, require_gateway, running_gateway
+from kiln_client.stack.gateway import GATEWAY, GatewayConfig, find_free_port, require_gateway, running_gateway
 from kiln_client.stack.home import read_record
 from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
 
 _BATCH_SIZE = 4
+_LOOPBACK = "127.0.0.1"
 
 
 @click.command("serve")
@@ -42,6 +46,14 @@ _BATCH_SIZE = 4
     show_envvar=True,
     help="Serve beyond loopback, in plaintext and without authentication.",
 )
+@click.option(
+    "--adapter",
+    "adapters",
+    type=NamedPath(),
+    multiple=True,
+    help="LoRA adapter, as PEFT or NxD's training saves it, and what requests call it; may be repeated. It is made a"
+    " part of the model's bundle. Clients of the gateway ask for it as for a model.",
+)
 @MEMORY
 @model_options
 @local_command
@@ -50,6 +62,7 @@ async def serve_command(
     *,
     model: str,
     openai_address: str | None,
+    adapters: tuple[tuple[str, Path], ...],
     choice: ModelChoice,
     **given: Any,
 ) -> None:
@@ -57,21 +70,29 @@ async def serve_command(
 
     Starts both services, compiles MODEL if the cache lacks it, loads it, and prints `ready deployment=ID
     runtime=HOST:PORT compiler=HOST:PORT`. Four requests run at once. With --openai it also starts a gateway, and adds
-    `openai=URL` when the gateway serves the model: the base URL for clients of OpenAI, which ask for the model ID.
+    `openai=URL` when the gateway serves the model: the base URL for clients of OpenAI, which ask for the model ID,
+    or for an adapter by its name.
 
     MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path of
     a directory or a GGUF file, or ORG/NAME of the Hugging Face Hub. A path without a `/` begins with `./`.
     """
+    for name, path in adapters:
+        choice = choice.with_adapter(name, path)
     stack = StackConfig.for_one_person(choice.home, model_roots=choice.model_roots, **given)
     gateway = None if openai_address is None else _gateway_config(openai_address, stack)
     found = find_here(session.output, model, stack.all_model_roots, choice.home, yes=choice.yes)
     if isinstance(found, Checkpoint):
         stack = stack.with_model_roots(found.roots)
 
-    deployment_id = None
-    if gateway is not None:  # which asks the runtime for a model without naming a deployment
+    deployment_id, addresses_of_adapters = None, {}
+    if gateway is not None:  # which asks the runtime for a model without naming a deployment, or an adapter
         deployment_id = found.name if isinstance(found, Checkpoint) else deployment_name(model)
-        stack = replace(stack, engine_deployment=deployment_id)
+        addresses_of_adapters = _choose_addresses(adapters, deployment_id)
+        stack = replace(
+            stack,
+            engine_deployment=deployment_id,
+            engine_adapters=tuple(f"{name}={address}" for name, address in addresses_of_adapters.items()),
+        )
 
     async def serve(addresses: StackAddresses) -> None:
         services = read_record(choice.home)
@@ -82,7 +103,7 @@ async def serve_command(
         if gateway is None:
             _report_ready(session.output, deployment, addresses)
             return
-        async with running_gateway(gateway, services.runtime, deployment.id) as running:
+        async with running_gateway(gateway, {deployment.id: services.runtime, **addresses_of_adapters}) as running:
             _report_ready(session.output, deployment, addresses, openai=f"{running.url}/v1")
             await running.failure()
 
@@ -100,6 +121,13 @@ def _gateway_config(address: str, stack: StackConfig) -> GatewayConfig:
         ready_timeout_s=stack.ready_timeout_s,
         stop_timeout_s=stack.stop_timeout_s,
     )
+
+
+def _choose_addresses(adapters: Iterable[tuple[str, Path]], deployment_id: str) -> dict[str, str]:
+    """Chooses the addresses at which the runtime speaks for adapters, by their names."""
+    if deployment_id in dict(adapters):
+        raise click.UsageError(f"--adapter {deployment_id}: the model itself has that name")
+    return {name: f"{_LOOPBACK}:{find_free_port(_LOOPBACK)}" for name, _ in adapters}
 
 
 def _report_ready(output: Output, deployment: Deployment, addresses: StackAddresses, **more: str) -> None:
