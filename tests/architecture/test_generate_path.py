@@ -21,8 +21,9 @@ from tests.repository import ROOT
 from tests.servers.runtime import Runtime, serve_runtime
 
 PACKAGES = ("runtime_svc", "edge")
-#: Files of the front; those of the text process, of the ranks and of the links to them come beside them.
-MAX_FILES = 21
+#: Files of the front, that of its logs among them once a test has configured these. Those of the text process, of the
+#: ranks and of the links to them come beside them.
+MAX_FILES = 22
 CALLS = 3
 
 

@@ -92,6 +92,8 @@ def test_tokens_attend_to_what_is_kept(tmp_path: Path, case: Case) -> None:
     assert {tensor.dtype for tensor in tensors_kept} == {kept.dtype}
     assert all(tensor.window > 0 for tensor in tensors_kept) == ("largest_step" in case.options)
     buckets = {"context_buckets": (BUCKET,), "token_buckets": (NUM_TOKENS,)}
+    # Ranks add in another order: what lies in the middle between two int8 may then be rounded to the other one.
+    limit = TOLERANCE if case.tp_degree == 1 else 5 * TOLERANCE
     steppers = [Stepper(spec, plan, tiny.checkpoint, rank=rank, **buckets) for rank in range(case.tp_degree)]
 
     @torch.no_grad()
@@ -105,7 +107,7 @@ def test_tokens_attend_to_what_is_kept(tmp_path: Path, case: Case) -> None:
         given = {row: (tokens[row][start:stop], start, case.places[row]) for row, (start, stop) in rows.items()}
         logits = run_ranks(case.tp_degree, lambda rank: steppers[rank].run(kind, bucket, given)["logits"])[0]
         for row, (_, stop) in rows.items():
-            assert deviation(logits[row], expected[row][stop - 1]) < TOLERANCE
+            assert deviation(logits[row], expected[row][stop - 1]) < limit
             assert logits[row].argmax() == expected[row][stop - 1].argmax()
 
     for number, lengths in enumerate(LENGTHS):

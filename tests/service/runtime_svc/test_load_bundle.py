@@ -120,7 +120,7 @@ async def test_bundle_for_other_hardware_is_refused(served: Runtime, options: di
 
 async def test_bundle_of_another_abi_is_refused(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = served.publish()
-    monkeypatch.setattr("bundle.manifest.ABI_VERSION", 2)
+    monkeypatch.setattr("bundle.manifest_parser.ABI_VERSION", 2)
     await refused(served.load(digest), "FAILED_PRECONDITION", "ABI_UNSUPPORTED", "abi_version")
 
 
@@ -136,7 +136,7 @@ async def test_bundle_with_an_unknown_required_feature_is_refused(
     served: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr("bundle.manifest.FEATURES", {"antigravity": "tokens fall upwards"})
+        later.setattr("bundle.manifest_parser.FEATURES", {"antigravity": "tokens fall upwards"})
         digest = publish_newer(served.store, served.publish(), required_features=["antigravity"])
     await refused(served.load(digest), "FAILED_PRECONDITION", "ABI_UNSUPPORTED", "required_features")
 
