@@ -33,7 +33,7 @@ def load(store: str, digests: dict[str, str], num_threads: int) -> dict[str, dic
         executor = load_executor(manifest, 0, layout.blob_path)
         # Positions that no step has written have memory of their own, too: else all of them were one page of zeros.
         executor.commit_state()
-        for slot in range(_count_slots(manifest)):
+        for slot in range(manifest.num_adapter_slots):
             executor.write(ADAPTER_WEIGHTS, slot, _write_adapter(manifest, name))
         _LOADED[name] = (executor, manifest.executables)
         reads[name] = _count_reads(manifest)
@@ -74,10 +74,6 @@ def prefill(name: str, tokens: int, steps: int, cached: int = 0, num_adapters: i
 _LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
 #: A file of an adapter for each bundle that has room.
 _ADAPTERS: dict[str, Path] = {}
-
-
-def _count_slots(manifest: Manifest) -> int:
-    return min((tensor.shape[0] for shard in manifest.shards(mutable=True) for tensor in shard.tensors), default=0)
 
 
 def _write_adapter(manifest: Manifest, name: str) -> Path:

@@ -15,16 +15,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 
-class Act(enum.Enum):
-    """What a parameter does to a row of logits."""
-
-    PAIRS = "changes some tokens' logits"
-    MASK = "excludes tokens"
-    SCALE = "scales all logits"
-    CUT = "drops unlikely tokens"
-    DRAW = "draws"
-
-
 class Need(enum.Enum):
     """What a deployment needs for values other than its own or the neutral one; `value` is how errors refuse them."""
 
@@ -71,7 +61,6 @@ class Parameter:
     name: str = ""
     neutral: object
     domain: Domain
-    act: Act
     need: Need
     effect: str
 
@@ -86,9 +75,9 @@ MAX_TOKENS: Final = 1024
 _TOKENS: Final = Domain(0, words=f"at most {MAX_TOKENS} tokens of the vocabulary")
 
 
-def _row(default: Any, domain: Domain, act: Act, need: Need, effect: str, *, is_neutral: bool = True) -> Any:
+def _row(default: Any, domain: Domain, need: Need, effect: str, *, is_neutral: bool = True) -> Any:
     neutral = default if is_neutral else None
-    row = Parameter(neutral=neutral, domain=domain, act=act, need=need, effect=effect)
+    row = Parameter(neutral=neutral, domain=domain, need=need, effect=effect)
     if isinstance(default, Mapping):
         return field(default_factory=dict, metadata={"row": row})
     return field(default=default, metadata={"row": row})
@@ -98,35 +87,32 @@ def _row(default: Any, domain: Domain, act: Act, need: Need, effect: str, *, is_
 class SamplingParams:
     """How the tokens of a sequence are picked, every default filled in; the rows say what the fields are."""
 
-    temperature: float = _row(1.0, Domain(0), Act.SCALE, Need.CHOICE, "divides the logits; 0 is greedy")
-    top_k: int = _row(0, _TOP_K, Act.CUT, Need.CHOICE, "keeps the k most likely tokens")
-    top_p: float = _row(1.0, _SHARE, Act.CUT, Need.CHOICE, "keeps the smallest set whose probability reaches p")
-    seed: int = _row(0, _SEED, Act.DRAW, Need.NOTHING, "seeds the random numbers", is_neutral=False)
-    min_p: float = _row(0.0, Domain(0, 1), Act.CUT, Need.HOST, "drops what is less likely than p of the likeliest")
-    frequency_penalty: float = _row(
-        0.0, _PENALTY, Act.PAIRS, Need.HOST, "taken off for each time that a token was generated"
-    )
-    presence_penalty: float = _row(0.0, _PENALTY, Act.PAIRS, Need.HOST, "taken off once a token was generated")
+    temperature: float = _row(1.0, Domain(0), Need.CHOICE, "divides the logits; 0 is greedy")
+    top_k: int = _row(0, _TOP_K, Need.CHOICE, "keeps the k most likely tokens")
+    top_p: float = _row(1.0, _SHARE, Need.CHOICE, "keeps the smallest set whose probability reaches p")
+    seed: int = _row(0, _SEED, Need.NOTHING, "seeds the random numbers", is_neutral=False)
+    min_p: float = _row(0.0, Domain(0, 1), Need.HOST, "drops what is less likely than p of the likeliest")
+    frequency_penalty: float = _row(0.0, _PENALTY, Need.HOST, "taken off for each time that a token was generated")
+    presence_penalty: float = _row(0.0, _PENALTY, Need.HOST, "taken off once a token was generated")
     repetition_penalty: float = _row(
         1.0,
         Domain(0, excludes_smallest=True),
-        Act.PAIRS,
         Need.HOST,
         "divides positive and multiplies negative logits of tokens of prompt and output",
     )
-    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Act.PAIRS, Need.HOST, "added, by token id")
-    typical_p: float = _row(1.0, _SHARE, Act.CUT, Need.HOST, "keeps the most typical set whose probability reaches p")
+    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Need.HOST, "added, by token id")
+    typical_p: float = _row(1.0, _SHARE, Need.HOST, "keeps the most typical set whose probability reaches p")
     no_repeat_ngram_size: int = _row(
-        0, _COUNT, Act.MASK, Need.HOST, "excludes what would repeat so many tokens in a row of prompt and output"
+        0, _COUNT, Need.HOST, "excludes what would repeat so many tokens in a row of prompt and output"
     )
     bad_words: tuple[tuple[int, ...], ...] = _row(
-        (), _TOKENS, Act.MASK, Need.HOST, "excludes the last token of each sequence behind its others"
+        (), _TOKENS, Need.HOST, "excludes the last token of each sequence behind its others"
     )
     min_new_tokens: int = _row(
-        0, _COUNT, Act.MASK, Need.HOST, "excludes the tokens that would end the sequence until it has so many"
+        0, _COUNT, Need.HOST, "excludes the tokens that would end the sequence until it has so many"
     )
-    allowed_token_ids: tuple[int, ...] = _row((), _TOKENS, Act.MASK, Need.HOST, "excludes all other tokens")
-    forced_token_ids: tuple[int, ...] = _row((), _TOKENS, Act.MASK, Need.HOST, "are the first tokens of the output")
+    allowed_token_ids: tuple[int, ...] = _row((), _TOKENS, Need.HOST, "excludes all other tokens")
+    forced_token_ids: tuple[int, ...] = _row((), _TOKENS, Need.HOST, "are the first tokens of the output")
 
     @property
     def is_processed(self) -> bool:

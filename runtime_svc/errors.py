@@ -229,7 +229,7 @@ class AliasFollowed(RuntimeServiceError, code="FAILED_PRECONDITION"):
 class GraphAbiMismatch(RuntimeServiceError, code="FAILED_PRECONDITION"):
     """Weights or an adapter that do not fit the running executables."""
 
-    message = "the weights fit graph ABI {actual}; the deployment runs {expected}"
+    message = "the bundle fits graph ABI {actual}; the deployment runs {expected}"
     expected: str
     actual: str
 

@@ -325,7 +325,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
     if call.logits and not capabilities.logits:
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
-    yield from _unserved_ties(call, capabilities)
+    yield from _unserved_names(call, capabilities)
     if call.capture is not None and not capabilities.input_capture:
         yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
@@ -349,8 +349,8 @@ def _unserved_sampling(asked: Mapping[str, Any], capabilities: Capabilities) -> 
             yield FieldViolation(f"sampling.{name}", quote_value(value), accepted)
 
 
-def _unserved_ties(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
-    """Names what the call should use that is the caller's, and that the executables have no room for."""
+def _unserved_names(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    """Finds an adapter or a session that the call names and the executables cannot serve."""
     if call.adapter and not capabilities.adapter_slots:
         accepted = "unset: the bundle has no room for adapters; compile it with neuron_config.lora_config"
         yield FieldViolation("adapter", quote_value(call.adapter), accepted)

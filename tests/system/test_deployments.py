@@ -94,7 +94,7 @@ def test_weights_follow_a_real_alias(
     deployment = process.get()
     assert (deployment.state, deployment.followed_digest) == (State.STATE_READY, misfit)
     assert deployment.follow_message.startswith(
-        f"side-story:v{newest} ({misfit}) does not serve: the weights fit graph"
+        f"side-story:v{newest} ({misfit}) does not serve: the bundle fits graph"
     )
     role = deployment.roles[0]
     assert (role.weights_version, role.weights_digest) == (f"side-story:v{version.version}", version.digest)

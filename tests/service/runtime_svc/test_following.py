@@ -92,7 +92,7 @@ async def test_lists_name_what_serves_and_what_is_followed(tmp_path: Path) -> No
         pirate = publish_version(served, 2, bias=31)
         await wait_for(served, epoch=2)
         misfit = publish_version(served, 3, bias=32, graph_abi_digest="sha256:" + "1" * 64)
-        deployment = await wait_for(served, message=f"story:v3 ({misfit}) does not serve: the weights fit graph ABI")
+        deployment = await wait_for(served, message=f"story:v3 ({misfit}) does not serve: the bundle fits graph ABI")
         (listed,) = (await served.control.ListDeployments(pb.ListDeploymentsRequest())).deployments
         assert (listed.degraded, listed.followed_version, listed.followed_digest) == (True, "story:v3", misfit)
         role = listed.roles[0]
