@@ -41,6 +41,16 @@ def point(tensor: Any) -> str:
     return f"static_cast<{element}*>({tensor.get_name()}.data_ptr()) + {tensor.get_layout().offset}"
 
 
+def join_pointers(tensors: Sequence[Any]) -> str:
+    """Writes the pointers to weights, which begin with their own memory."""
+    return ", ".join(f"{tensor.get_name()}.data_ptr()" for tensor in tensors)
+
+
+def join_sizes(tensors: Sequence[Any], axis: int = 0) -> str:
+    """Writes the sizes of an axis."""
+    return ", ".join(str(tensor.get_size()[axis]) for tensor in tensors)
+
+
 def make_contiguous(tensor: Any) -> Any:
     """Has generated code hold a tensor in memory, densely."""
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor))

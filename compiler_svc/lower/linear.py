@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
-from compiler_svc.lower.kernel_calls import declare, lay_out, make_contiguous, point
+from compiler_svc.lower.kernel_calls import declare, join_pointers, join_sizes, lay_out, make_contiguous, point
 from execution.quantized_linear import multiply_quantized
 
 #: Dtype of the activations, and of the weights or of their items.
@@ -206,24 +206,47 @@ def _entry(pair: DtypePair) -> str:
     return f"{name_function(*pair)}({arguments})"
 
 
-class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
+class LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
     """A call of the kernel in the generated code. Inputs: activations, weights, scales, and perhaps numbers of live
     rows. Its constant arguments: the numbers of weights and of scales.
     """
 
+    @classmethod
+    def of(
+        cls,
+        op: torch._ops.OpOverload,
+        activations: Any,
+        weights: Sequence[Any],
+        scales: Sequence[Any],
+        live_rows: Any = None,
+        *,
+        others: Sequence[Any] = (),
+        constants: Sequence[int] = (),
+    ) -> ir.TensorBox:
+        """Makes the call of `kiln::linear` with its operands, or of an operator that has others, too."""
+        live = [] if live_rows is None else [live_rows]
+        inputs = [make_contiguous(tensor) for tensor in (activations, *weights, *scales, *live, *others)]
+        layout = lay_out(inputs[0], [*inputs[0].get_size()[:-1], sum(weight.get_size()[0] for weight in weights)])
+        constants = (len(weights), len(scales), *constants)
+        return ir.TensorBox.create(cls(layout=layout, inputs=inputs, constant_args=constants, op_overload=op))
+
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
-        activations, *others = self.inputs
-        num_weights, num_scales = self.constant_args
+        """Writes the call."""
+        self.multiply(wrapper, self.inputs, *self.constant_args)
+
+    def multiply(self, wrapper: PythonWrapperCodegen, inputs: Sequence[Any], num_weights: int, num_scales: int) -> None:
+        """Writes the call of `kiln::linear`."""
+        activations, *others = inputs
         weights, others = others[:num_weights], others[num_weights:]
         scales, live = others[:num_scales], others[num_scales:]
         pair = activations.get_dtype(), weights[0].get_dtype()
         declare(wrapper, _entry(pair))
-        *rows, inputs = activations.get_size()
+        *rows, num_inputs = activations.get_size()
         wrapper.writelines(
             [
                 "{",
-                f"    const void* const weights[] = {{{_join_pointers(weights)}}};",
-                f"    const int64_t outputs[] = {{{_join_sizes(weights)}}};",
+                f"    const void* const weights[] = {{{join_pointers(weights)}}};",
+                f"    const int64_t outputs[] = {{{join_sizes(weights)}}};",
                 f"    const void* activations = {point(activations)};",
                 f"    const int32_t* live = {point(live[0] if live else None)};",
                 *(
@@ -235,15 +258,11 @@ class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
                     else ["    const float* const* const scales = nullptr;", "    const int64_t* num_scales = nullptr;"]
                 ),
                 f"    {name_function(*pair)}({self.get_name()}.data_ptr(), activations, weights, scales, num_scales,",
-                f"        outputs, {len(weights)}, {torch.Size(rows).numel()}, {inputs}, live,",
+                f"        outputs, {len(weights)}, {torch.Size(rows).numel()}, {num_inputs}, live,",
                 f"        {live[0].get_size()[0] if live else 1});",
                 "}",
             ]
         )
-
-
-def _join_pointers(tensors: Sequence[Any]) -> str:
-    return ", ".join(f"{tensor.get_name()}.data_ptr()" for tensor in tensors)
 
 
 def _count_scales(scales: Any) -> str:
@@ -252,15 +271,6 @@ def _count_scales(scales: Any) -> str:
     return str(groups[0]) if groups else "0" if outputs == 1 else "1"
 
 
-def _join_sizes(tensors: Sequence[Any]) -> str:
-    return ", ".join(str(tensor.get_size()[0]) for tensor in tensors)
-
-
 @register_lowering(torch.ops.kiln.linear.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
-def _lower_linear(activations: Any, weights: Sequence[Any], scales: Sequence[Any], live_rows: Any = None) -> Any:
-    tensors = [activations, *weights, *scales, *([] if live_rows is None else [live_rows])]
-    inputs = [make_contiguous(tensor) for tensor in tensors]
-    layout = lay_out(inputs[0], [*inputs[0].get_size()[:-1], sum(weight.get_size()[0] for weight in weights)])
-    op = torch.ops.kiln.linear.default
-    call = _LinearCall(layout=layout, inputs=inputs, constant_args=(len(weights), len(scales)), op_overload=op)
-    return ir.TensorBox.create(call)
+def _lower_linear(*operands: Any) -> Any:
+    return LinearCall.of(torch.ops.kiln.linear.default, *operands)

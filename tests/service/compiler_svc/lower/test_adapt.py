@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import ExecutableSpec
 from execution.forkserver.client import ForkserverClient
+from targets.cpu import X86_64
 from tests.checkpoints.tiny_models import TOLERANCE, deviation, write_tiny_model
-from tests.kernel_library import load_kernel
+from tests.kernel_library import list_isas, load_kernel
 from tests.parity.geometries import LLAMA_GEOMETRIES
 from tests.ranks.adapter_batches import RANKS, ROWS, draw_adapters, generate_on_ranks
 from tests.ranks.stepping import Run
@@ -35,9 +36,11 @@ NUM_SLOTS = 5
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-@cache
-def load_functions() -> ctypes.CDLL:
-    return load_kernel("x86-64-v3", lambda job: [compile_adapt_kernel(job, dtype) for dtype in TOLERANCES])
+@pytest.fixture(scope="module", params=list_isas(("x86-64-v3", "x86-64-v4")))
+def functions(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    if request.param not in X86_64.list_supported():
+        pytest.skip(f"this host has no {request.param}")
+    return load_kernel(request.param, lambda job: [compile_adapt_kernel(job, dtype) for dtype in TOLERANCES])
 
 
 def make_adapters(dtype: torch.dtype, *, inputs: int, outputs: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -50,20 +53,44 @@ def make_rows(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def adapt(rows: Tensor, a: Tensor, b: Tensor, slots: list[int], live: list[int] | None = None) -> Tensor:
-    functions = load_functions()
+def adapt(
+    functions: ctypes.CDLL, rows: Tensor, a: Tensor, b: Tensor, slots: list[int], *, live: list[int] | None = None
+) -> Tensor:
+    """What the kernel adds to zeros, and NaN in rows that are not live."""
+    out = torch.full((*rows.shape[:-1], b.shape[1]), torch.nan, dtype=rows.dtype)
+    for row, count in enumerate([rows.shape[1]] * len(rows) if live is None else live):
+        out[row, :count] = 0
+    add(functions, out, rows, [(a, b)], slots, live=live)
+    return out
+
+
+def add(
+    functions: ctypes.CDLL,
+    out: Tensor,
+    rows: Tensor,
+    layers: list[tuple[Tensor, Tensor]],
+    slots: list[int],
+    *,
+    live: list[int] | None = None,
+) -> None:
+    """Adds what adapters of several layers make of rows, to outputs side by side."""
     sequences, tokens, inputs = rows.shape
-    out = torch.full((sequences, tokens, b.shape[1]), torch.nan, dtype=rows.dtype)
-    counts = None if live is None else (ctypes.c_int32 * len(live))(*live)
+    outputs = [b.shape[1] for _, b in layers]
+    pointers = [(ctypes.c_void_p * len(layers))(*(one.data_ptr() for one in own)) for own in zip(*layers, strict=True)]
+    sizes = [(ctypes.c_int64 * len(layers))(*own) for own in (outputs, accumulate([0, *outputs[:-1]]))]
     functions.set_threads(2)
     getattr(functions, name_function(rows.dtype))(
-        *(ctypes.c_void_p(one.data_ptr()) for one in (out, rows, a, b)),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int64(out.shape[-1]),
+        ctypes.c_void_p(rows.data_ptr()),
+        *pointers,
+        *sizes,
+        ctypes.c_int64(len(layers)),
         (ctypes.c_int32 * len(slots))(*slots),
-        *(ctypes.c_int64(size) for size in (sequences, tokens, inputs, b.shape[1], a.shape[1])),
-        counts,
+        *(ctypes.c_int64(size) for size in (sequences, tokens, inputs, layers[0][0].shape[1])),
+        None if live is None else (ctypes.c_int32 * len(live))(*live),
         ctypes.c_int64(1 if live is None else len(live)),
     )
-    return out
 
 
 def add_exactly(rows: Tensor, a: Tensor, b: Tensor, slots: list[int]) -> Tensor:
@@ -86,11 +113,11 @@ def add_exactly(rows: Tensor, a: Tensor, b: Tensor, slots: list[int]) -> Tensor:
     ],
 )
 def test_sums_are_those_of_float64(
-    dtype: torch.dtype, slots: list[int], *, tokens: int, inputs: int, outputs: int, rank: int
+    functions: ctypes.CDLL, dtype: torch.dtype, slots: list[int], *, tokens: int, inputs: int, outputs: int, rank: int
 ) -> None:
     rows = make_rows(dtype, len(slots), tokens, inputs)
     a, b = make_adapters(dtype, inputs=inputs, outputs=outputs, rank=rank)
-    found, expected = adapt(rows, a, b, slots), add_exactly(rows, a, b, slots)
+    found, expected = adapt(functions, rows, a, b, slots), add_exactly(rows, a, b, slots)
     torch.testing.assert_close(
         found.double(), expected, rtol=0, atol=TOLERANCES[dtype] * max(1.0, float(expected.abs().max()))
     )
@@ -98,26 +125,40 @@ def test_sums_are_those_of_float64(
 
 
 @pytest.mark.toolchain
-def test_a_row_does_not_depend_on_others() -> None:
+def test_a_row_does_not_depend_on_others(functions: ctypes.CDLL) -> None:
     rows = make_rows(torch.float32, 6, 5, 70)
     a, b = make_adapters(torch.float32, inputs=70, outputs=30, rank=9)
     slots = [2, 0, -1, 2, 4, 0]
-    together = adapt(rows, a, b, slots)
+    together = adapt(functions, rows, a, b, slots)
     for row, slot in enumerate(slots):
         for token in range(5):
-            alone = adapt(rows[row : row + 1, token : token + 1].contiguous(), a, b, [slot])
+            alone = adapt(functions, rows[row : row + 1, token : token + 1].contiguous(), a, b, [slot])
             assert torch.equal(alone[0, 0], together[row, token])
 
 
 @pytest.mark.toolchain
-def test_rows_that_are_not_live_stay_unwritten() -> None:
+def test_rows_that_are_not_live_stay_unwritten(functions: ctypes.CDLL) -> None:
     rows = make_rows(torch.float32, 4, 6, 16)
     a, b = make_adapters(torch.float32, inputs=16, outputs=20, rank=4)
     slots, live = [1, -1, 3, 1], [6, 2, 0, 3]
-    whole, part = adapt(rows, a, b, slots), adapt(rows, a, b, slots, live)
+    whole, part = adapt(functions, rows, a, b, slots), adapt(functions, rows, a, b, slots, live=live)
     for row, count in enumerate(live):
         assert torch.equal(part[row, :count], whole[row, :count])
         assert part[row, count:].isnan().all()
+
+
+@pytest.mark.toolchain
+def test_layers_lie_side_by_side(functions: ctypes.CDLL) -> None:
+    """Of 40 rows of one adapter, 9 of another and some without, in a call of three layers."""
+    rows, slots = make_rows(torch.float32, 13, 7, 50), [3] * 6 + [-1, 0, -1, 3, 3, 3, 3]
+    layers = [make_adapters(torch.float32, inputs=50, outputs=outputs, rank=18) for outputs in (16, 45, 7)]
+    before = make_rows(torch.float32, 13, 7, 70)
+    out = before.clone()
+    add(functions, out, rows, layers, slots)
+    expected = torch.cat([add_exactly(rows, *layer, slots) for layer in layers], -1)
+    torch.testing.assert_close(out[..., :68], (before[..., :68] + expected).float(), rtol=0, atol=1e-4)
+    assert torch.equal(out[..., 68:], before[..., 68:])
+    assert torch.equal(out[[6, 8]], before[[6, 8]])
 
 
 class Adapted(nn.Module):
