@@ -6,15 +6,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bundle.errors import FieldViolation
 from bundle.host.shortage import find_shortage
 from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightSet, WeightShard
-from execution.dtypes import TORCH_DTYPES, dtype_name
+from execution.dtypes import dtype_name
 from execution.errors import EntryUnknown, WeightSetNotMutable, WeightsInvalid, WeightsNotStaged
+from execution.executors.memory import ZeroedTensors
 
 
 def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
@@ -111,7 +111,8 @@ class RankWeights:
         for one in manifest.weight_sets:
             shard = self._shards[one.name]
             if one.is_mutable:
-                self.active[one.name] = _make_zeros(shard)
+                # Rows of several adapters read all of it in a step: in small pages, at two thirds of the speed.
+                self.active[one.name] = ZeroedTensors(shard.tensors, f"weight set {one.name!r}").tensors
             elif shard.blob is not None:
                 self.active[one.name] = map_weights(blob_path(shard.blob), shard)
         self.staged: dict[str, dict[str, Tensor]] | None = None
@@ -158,7 +159,3 @@ class RankWeights:
         """Releases all weights."""
         self._entries.close()
         self.active, self.staged = {}, None
-
-
-def _make_zeros(shard: WeightShard) -> dict[str, Tensor]:
-    return {spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in shard.tensors}
