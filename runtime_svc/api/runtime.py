@@ -140,8 +140,14 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         deployment = self._deployments.get(request.deployment_id)
         records = deployment.adapters.list_of(PRINCIPAL.get().reach)
         described = ((record, deployment.describe_adapter(record)) for record in records)
+        # Those that are lost are left out, but not those that no request has named since a restart.
+        unopened = deployment.adapters.unopened
         return pb.ListAdaptersResponse(
-            adapters=[adapter_to_pb(record, loaded) for record, loaded in described if loaded is not None],
+            adapters=[
+                adapter_to_pb(record, loaded)
+                for record, loaded in described
+                if loaded is not None or record.key in unopened
+            ],
             num_slots=0 if deployment.capabilities is None else deployment.capabilities.adapter_slots,
         )
 

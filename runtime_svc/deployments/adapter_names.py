@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -47,30 +48,30 @@ class AdapterNames:
     """
 
     def __init__(self, records: Iterable[AdapterRecord] = ()) -> None:
-        """Starts with the adapters of an earlier process."""
+        """Starts with the adapters of an earlier process, whose files are not opened."""
         self._records: dict[str | None, dict[str, AdapterRecord]] = {}
         self._num_owned = 0
-        #: The one that is being recorded: it serves once its record is on the disk.
-        self.pending: AdapterRecord | None = None
+        #: By key, those of an earlier process until their files are opened; who opens them holds the lock.
+        self.unopened: dict[str, asyncio.Lock] = {}
         for record in records:
             self.add(record)
+            self.unopened[record.key] = asyncio.Lock()
 
     def __len__(self) -> int:
         return self._num_owned + len(self._records.get(None, {}))
-
-    def __contains__(self, record: AdapterRecord) -> bool:
-        return self._records.get(record.owner, {}).get(record.name) == record
 
     def add(self, record: AdapterRecord) -> None:
         """Makes a name of an owner mean an adapter."""
         names = self._records.setdefault(record.owner, {})
         self._num_owned += record.owner is not None and record.name not in names
         names[record.name] = record
+        self.unopened.pop(record.key, None)
 
     def remove(self, record: AdapterRecord) -> None:
         """Takes the meaning from a name that has one."""
         names = self._records[record.owner]
         del names[record.name]
+        self.unopened.pop(record.key, None)
         self._num_owned -= record.owner is not None
         if not names:
             del self._records[record.owner]
@@ -100,13 +101,9 @@ class AdapterNames:
         elif self._num_owned >= MAX_ADAPTERS:
             raise TooManyAdapters("deployment", MAX_ADAPTERS)
 
-    def list_owned(self) -> tuple[AdapterRecord, ...]:
-        """Returns what the next process must know: every adapter that principals have loaded, or are about to."""
-        owned = chain.from_iterable(names.values() for owner, names in self._records.items() if owner is not None)
-        records = {record.key: record for record in owned}
-        if self.pending is not None:
-            records[self.pending.key] = self.pending
-        return tuple(records[key] for key in sorted(records))
+    def list_owned(self) -> list[AdapterRecord]:
+        """Returns every adapter that principals have loaded."""
+        return [one for owner, names in self._records.items() if owner is not None for one in names.values()]
 
     def list_of(self, caller: str | None) -> list[AdapterRecord]:
         """Returns what a caller's requests can name, by name; with None as the caller, what any caller's can."""

@@ -1,7 +1,8 @@
-"""Loads adapters into a running deployment, and those that it had into one that is being loaded."""
+"""Loads adapters into a deployment, and opens those that it had in an earlier process."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.adapter_names import AdapterFiles
 from runtime_svc.deployments.deployment import Deployment
-from runtime_svc.deployments.errors import AdapterMissing, AdaptersUnsupported
+from runtime_svc.deployments.errors import AdapterMissing, AdapterNotFound, AdaptersUnsupported
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.records import AdapterRecord
 from runtime_svc.deployments.retries import RETRIED
@@ -62,9 +63,9 @@ async def prepare_adapter(deployment: Deployment, load: AdapterLoad, library: Bu
     if not deployment.bundle.manifest.num_adapter_slots:
         raise AdaptersUnsupported(deployment.deployment_id)
     resolved = await library.resolve(load.ref)
-    adapter = _find_only(resolved)
-    _compare(deployment.bundle.manifest, resolved.manifest, adapter)
+    adapter = _find_fitting(deployment, resolved)
     record = AdapterRecord(
+        deployment_id=deployment.deployment_id,
         owner=load.owner,
         name=load.name or adapter.name,
         digest=adapter.digest,
@@ -79,7 +80,7 @@ async def prepare_adapter(deployment: Deployment, load: AdapterLoad, library: Bu
 
 
 async def load_adapter(
-    deployment: Deployment, found: FoundAdapter, *, replace: bool, save: Callable[[], Awaitable[None]]
+    deployment: Deployment, found: FoundAdapter, *, replace: bool, save: Callable[[AdapterRecord], Awaitable[None]]
 ) -> AdapterRecord:
     """Makes a name of a principal mean an adapter, once `save` has recorded that; returns what the name means then.
 
@@ -95,25 +96,38 @@ async def load_adapter(
         engine = deployment.require_loaded().engine
         names.require_room(record, replace=replace)
         meant = engine.find_adapter(record.key)
-        # A name whose adapter was lost at a restart has a record, and means none.
+        # A name whose adapter is lost, or not opened since a restart, has a record, and means none.
         if meant is None or meant.digest != record.digest:
-            names.pending = record
-            try:
-                await save()
-            finally:
-                names.pending = None
+            await save(record)
             names.add(record)
         _enter(deployment, engine, found)
         assert record.owner is not None
         return names.find_own(record.owner, record.name) or record
 
 
-def unload_adapter(deployment: Deployment, record: AdapterRecord) -> None:
-    """Takes the meaning from a name, which has one. Requests that have come before go on with its adapter."""
-    deployment.adapters.remove(record)
-    if deployment.engine is not None:
-        deployment.engine.unload_adapter(record.key)
-        _forget_unused_files(deployment, deployment.engine)
+async def unload_adapter(
+    deployment: Deployment, owner: str, name: str, forget: Callable[[AdapterRecord], Awaitable[None]]
+) -> int:
+    """Takes the meaning from a principal's name, and has `forget` remove its record.
+
+    Returns how many requests go on with its adapter.
+
+    Raises:
+        AdapterNotFound: The principal has loaded no adapter of this name.
+        KilnError: `forget` failed.
+    """
+    async with deployment.adapters_lock:
+        record = deployment.adapters.find_own(owner, name)
+        if record is None:
+            accepted = deployment.adapters.list_accepted(owner, only_own=True)
+            raise AdapterNotFound(deployment.deployment_id, "name", name[:MAX_QUOTED_CHARS], accepted)
+        loaded = deployment.describe_adapter(record)
+        deployment.adapters.remove(record)
+        if deployment.engine is not None:
+            deployment.engine.unload_adapter(record.key)
+            _forget_unused_files(deployment, deployment.engine)
+        await asyncio.shield(forget(record))
+        return 0 if loaded is None else loaded.num_users
 
 
 def find_changed_adapters(deployment: Deployment, engine: Engine) -> list[tuple[str, str]]:
@@ -140,51 +154,56 @@ def lose_adapter(deployment: Deployment, engine: Engine, digest: str, cause: str
     _forget_unused_files(deployment, engine)
 
 
-async def find_adapters(deployment: Deployment, bundle: Bundle, library: BundleLibrary) -> list[FoundAdapter]:
-    """Finds the adapters that a deployment had in an earlier process; `bundle` has its executables.
+async def open_adapter(deployment: Deployment, library: BundleLibrary, record: AdapterRecord) -> None:
+    """Gives an adapter of an earlier process to the engine, unless that is done: a request names it.
 
-    One whose bundle is gone or damaged is left out: its name means no adapter until it is loaded again.
+    The ranks have checked its files when it was loaded, and do so when they write a slot. If its bundle is gone or
+    damaged, its name means no adapter until it is loaded again.
 
     Raises:
-        KilnError: The bundle of one cannot be had now; a later try may succeed.
+        KilnError: Its bundle cannot be had now; the next request tries again.
     """
-    found = []
-    for record in deployment.adapters.list_owned():
-        try:
-            resolved = await library.resolve(record.bundle_digest)
-            adapter = _find_only(resolved)
-            _compare(bundle.manifest, resolved.manifest, adapter)
-            found.append(FoundAdapter(record, AdapterFiles.of(adapter, await _fetch(library, resolved))))
-        except KilnError as error:
-            if isinstance(error, RETRIED) and not isinstance(error, BundleNotFound):
-                raise
-            _log_loss(deployment, record, str(error))
-    return found
+    unopened = deployment.adapters.unopened
+    if (lock := unopened.get(record.key)) is None:
+        return
+    async with lock:
+        found = None
+        if unopened.get(record.key) is lock:
+            try:
+                resolved = await library.resolve(record.bundle_digest)
+                adapter = _find_fitting(deployment, resolved)
+                found = FoundAdapter(record, AdapterFiles.of(adapter, await _fetch(library, resolved)))
+            except KilnError as error:
+                if isinstance(error, RETRIED) and not isinstance(error, BundleNotFound):
+                    raise
+                _log_loss(deployment, record, str(error))
+        # Another load of the name, or its unload, may have come first.
+        if unopened.get(record.key) is lock:
+            del unopened[record.key]
+            if found is not None and deployment.engine is not None:
+                _enter(deployment, deployment.engine, found)
 
 
-async def enter_adapters(deployment: Deployment, engine: Engine, bundle: Bundle, found: list[FoundAdapter]) -> None:
-    """Loads the adapters of a deployment's own bundle, and those that `find_adapters` has found, into a new engine.
+async def enter_adapters(deployment: Deployment, engine: Engine, bundle: Bundle) -> None:
+    """Loads the adapters of a deployment's own bundle into a new engine.
 
     Raises:
-        WeightsInvalid: A file of the bundle does not fit the ranks. One of `found` is left out then.
+        WeightsInvalid: A file of the bundle does not fit the ranks.
     """
     # An attempt before this one may have left some.
     deployment.adapter_files.clear()
     for adapter in bundle.manifest.adapters:
-        record = AdapterRecord(owner=None, name=adapter.name, digest=adapter.digest, bundle_digest=bundle.digest)
+        record = AdapterRecord(
+            deployment_id=deployment.deployment_id,
+            owner=None,
+            name=adapter.name,
+            digest=adapter.digest,
+            bundle_digest=bundle.digest,
+        )
         files = AdapterFiles.of(adapter, bundle)
         await engine.check_adapter(files.paths_by_rank)
         deployment.adapters.add(record)
         _enter(deployment, engine, FoundAdapter(record, files))
-    for one in found:
-        try:
-            await engine.check_adapter(one.files.paths_by_rank)
-        except WeightsInvalid as error:
-            _log_loss(deployment, one.record, str(error))
-            continue
-        # It may have been unloaded meanwhile.
-        if one.record in deployment.adapters:
-            _enter(deployment, engine, one)
 
 
 def _enter(deployment: Deployment, engine: Engine, found: FoundAdapter) -> None:
@@ -210,13 +229,15 @@ async def _fetch(library: BundleLibrary, resolved: ResolvedBundle) -> Bundle:
     return bundle
 
 
-def _find_only(resolved: ResolvedBundle) -> BundledAdapter:
-    """Returns the adapter of a bundle that has one, and nothing else."""
-    manifest = resolved.manifest
+def _find_fitting(deployment: Deployment, offered: ResolvedBundle) -> BundledAdapter:
+    """Returns the adapter of a bundle that has one and nothing else, if it fits the slots of a deployment."""
+    manifest = offered.manifest
     if manifest.has_executables or manifest.weight_sets:
-        raise AdapterMissing(resolved.ref, "executables or weights")
+        raise AdapterMissing(offered.ref, "executables or weights")
     if len(manifest.adapters) != 1:
-        raise AdapterMissing(resolved.ref, f"{len(manifest.adapters)} adapters")
+        raise AdapterMissing(offered.ref, f"{len(manifest.adapters)} adapters")
+    assert deployment.bundle is not None
+    _compare(deployment.bundle.manifest, manifest, manifest.adapters[0])
     return manifest.adapters[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -81,6 +81,8 @@ class Serving:
     capabilities: Capabilities
     workers: TextWorkers
     limits: RequestLimits
+    #: Gives an adapter of an earlier process to the engine; see `adapters.open_adapter`.
+    open_adapter: Callable[[AdapterRecord], Awaitable[None]]
     captures: CaptureDirectory | None = None
 
 
@@ -137,15 +139,17 @@ class Deployment:
         self._load_failure: KilnError | None = None
 
     @classmethod
-    def from_record(cls, record: DeploymentRecord, defaults: DeploymentDefaults) -> Deployment:
-        """Makes the deployment that an earlier process recorded."""
+    def from_record(
+        cls, record: DeploymentRecord, adapters: Iterable[AdapterRecord], defaults: DeploymentDefaults
+    ) -> Deployment:
+        """Makes the deployment that an earlier process recorded, with the adapters that it recorded."""
         deployment = cls(record.spec, record.origin, defaults)
         deployment.created_at_s = record.created_at_s
         deployment.digest = record.digest
         deployment.version = record.version
         deployment.weights = record.weights
         deployment.preferred_cores = record.cores
-        deployment.adapters = AdapterNames(record.adapters)
+        deployment.adapters = AdapterNames(adapters)
         deployment._recorded_epoch = record.weight_epoch
         deployment._should_be_ready = True
         return deployment
@@ -162,7 +166,6 @@ class Deployment:
             weights=self.weights,
             weight_epoch=self.weight_epoch,
             created_at_s=self.created_at_s,
-            adapters=self.adapters.list_owned(),
         )
 
     @property
@@ -313,6 +316,8 @@ class Deployment:
         now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
         requests = admit(call, token_ids, capabilities, now_s=now_s)
+        if (record := self.adapters.find(call.caller, call.adapter)) is not None:
+            await serving.open_adapter(record)
         pending = await self._begin_capture(requests[0])
         try:
             # The deployment may have changed state while threads worked.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 from bundle.errors import ManifestInvalid
 from bundle.store.reader import Bundle
@@ -16,7 +17,7 @@ from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
-from runtime_svc.deployments.adapters import enter_adapters, find_adapters
+from runtime_svc.deployments.adapters import enter_adapters, open_adapter
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment, Serving
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults
@@ -65,8 +66,6 @@ class Loader:
             core_pool=self.cores,
             report=report,
         )
-        # Before the ranks: if a bundle cannot be had now, the load begins anew.
-        adapters = await find_adapters(deployment, bundle, self.library)
         # Beside the ranks, because both take a while.
         opening = asyncio.create_task(self._open_text(deployment.deployment_id, bundle))
         chunks = dataclasses.replace(self.engine.chunks, target_s=deployment.target_inter_token_latency_s)
@@ -88,9 +87,10 @@ class Loader:
                 input_capture=self.captures is not None,
                 engine=self.engine,
             )
-            await enter_adapters(deployment, engine, bundle, adapters)
+            await enter_adapters(deployment, engine, bundle)
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
-            return Serving(engine, text, capabilities, self.workers, limits, self.captures)
+            opening_adapters = partial(open_adapter, deployment, self.library)
+            return Serving(engine, text, capabilities, self.workers, limits, opening_adapters, self.captures)
         except BaseException:
             await engine.close()
             await _abandon(opening)

@@ -13,7 +13,7 @@ from runtime_svc.deployments.declared import read_deployments
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.errors import DeploymentsFileInvalid
-from runtime_svc.deployments.records import RecordStore
+from runtime_svc.deployments.records import AdapterRecord, RecordStore
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.operations import InFlightPolicy
 
@@ -44,12 +44,15 @@ class Reconciler:
         """
         declared = None if self._path is None else read_deployments(self._path)
         records = self._records.deployments.list()
+        adapters: dict[str, list[AdapterRecord]] = {}
+        for adapter in self._records.adapters.list():
+            adapters.setdefault(adapter.deployment_id, []).append(adapter)
         await self._deployments.quarantine.open([*(record.spec for record in records), *(declared or ())])
         for record in records:
             if record.origin is Origin.FILE and declared is not None and record.spec not in declared:
                 await self._records.deployments.forget(record.spec.deployment_id)
             else:
-                self._deployments.restore(record)
+                self._deployments.restore(record, adapters.get(record.key, ()))
         self._load_missing(declared or ())
 
     async def reload(self) -> None:

@@ -1,7 +1,8 @@
 """Records that outlive this process: its deployments, the loads that are under way, and the id of this runtime.
 
 The registry writes a record before it begins a load and after every change of weights, and removes it when it unloads
-the deployment. SQLite makes each write atomic, even if the process is killed.
+the deployment. An adapter that LoadAdapter has loaded has a record of its own, which goes with its deployment's.
+SQLite makes each write atomic, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS deployments (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS loads (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS adapters (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS forget_adapters AFTER DELETE ON deployments BEGIN
+  DELETE FROM adapters WHERE substr(id, 1, length(old.id) + 1) = old.id || char(10);
+END;
 """
 
 
@@ -51,6 +56,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     which serves all and is in no file of records; the reference is empty then.
     """
 
+    deployment_id: str
     owner: str | None
     name: str
     digest: str
@@ -59,8 +65,8 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What the engine knows it by. Names have no line breaks."""
-        return self.name if self.owner is None else f"{self.name}\n{self.owner}"
+        """What the engine knows it by. Ids and names have no line breaks."""
+        return "\n".join((self.deployment_id, self.name, *([] if self.owner is None else [self.owner])))
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +84,6 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightsRecord | None
     weight_epoch: int
     created_at_s: float
-    #: Those that LoadAdapter has loaded.
-    adapters: tuple[AdapterRecord, ...] = ()
 
     @property
     def key(self) -> str:
@@ -105,7 +109,7 @@ class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(filter(None, (self.spec.deployment_id, self.weights_digest)))
 
 
-RecordT = TypeVar("RecordT", bound=DeploymentRecord | LoadRecord)
+RecordT = TypeVar("RecordT", bound=DeploymentRecord | AdapterRecord | LoadRecord)
 
 
 class RecordTable(Generic[RecordT]):
@@ -130,7 +134,9 @@ class RecordTable(Generic[RecordT]):
     async def save(self, record: RecordT) -> None:
         """Replaces the record of the same key; the new one is on the disk when this returns."""
         row = (record.key, msgspec.json.encode(record))
-        await self._write(f"INSERT OR REPLACE INTO {self._name} VALUES (?, ?)", row)
+        # Not INSERT OR REPLACE, which deletes the row first.
+        change = "ON CONFLICT (id) DO UPDATE SET record = excluded.record"
+        await self._write(f"INSERT INTO {self._name} VALUES (?, ?) {change}", row)
 
     async def forget(self, key: str) -> None:
         """Removes the record of a key, if there is one."""
@@ -161,6 +167,7 @@ class RecordStore:
             self._lock.release()
             raise StateInvalid(str(self._path), str(error)) from error
         self.deployments = RecordTable("deployments", DeploymentRecord, self._read, self._write)
+        self.adapters = RecordTable("adapters", AdapterRecord, self._read, self._write)
         self.loads = RecordTable("loads", LoadRecord, self._read, self._write)
 
     def close(self) -> None:

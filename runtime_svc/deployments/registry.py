@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
@@ -17,11 +17,9 @@ from bundle.host.backoff import backoff_delays
 from bundle.host.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from edge.supervision import begin_task, report_failure
-from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.deployments.adapters import AdapterLoad, load_adapter, prepare_adapter, unload_adapter
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
-from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.names import check_spec
 from runtime_svc.deployments.quarantine import LoadQuarantine
@@ -133,12 +131,13 @@ class Deployments:
         self._begin(deployment)
         return deployment
 
-    def restore(self, record: DeploymentRecord) -> Deployment:
+    def restore(self, record: DeploymentRecord, adapters: Iterable[AdapterRecord] = ()) -> Deployment:
         """Begins to load a recorded deployment, from the same bundle and on the same cores if they are free.
 
-        The load is repeated as `retries` says. A load that is quarantined fails.
+        The bundles of its adapters are opened when requests name them. The load is repeated as `retries` says. A load
+        that is quarantined fails.
         """
-        deployment = Deployment.from_record(record, self._loader.defaults)
+        deployment = Deployment.from_record(record, adapters, self._loader.defaults)
         # Before others load. If too few are free, the load waits for them.
         with suppress(CoresUnavailable):
             self.resources.prefer_cores(deployment)
@@ -191,7 +190,11 @@ class Deployments:
         if self._is_shutting_down:
             raise ShuttingDown
         found = await prepare_adapter(deployment, load, self.library)
-        loading = load_adapter(deployment, found, replace=load.replace, save=lambda: self._save(deployment))
+
+        def save(record: AdapterRecord) -> asyncio.Task[None]:
+            return self._begin_write(deployment, partial(self._records.adapters.save, record))
+
+        loading = load_adapter(deployment, found, replace=load.replace, save=save)
         record = await asyncio.shield(begin_task(loading, self._loading_adapters))
         # Another adapter may have lost its name.
         self.on_bundles_changed()
@@ -204,14 +207,11 @@ class Deployments:
             AdapterNotFound: The principal has loaded no adapter of this name.
             StateUnwritable: The name has no meaning any more, but may have it again after a restart.
         """
-        record = deployment.adapters.find_own(owner, name)
-        if record is None:
-            accepted = deployment.adapters.list_accepted(owner, only_own=True)
-            raise AdapterNotFound(deployment.deployment_id, "name", name[:MAX_QUOTED_CHARS], accepted)
-        loaded = deployment.describe_adapter(record)
-        unload_adapter(deployment, record)
-        await asyncio.shield(self._save(deployment))
-        return 0 if loaded is None else loaded.num_users
+
+        def forget(record: AdapterRecord) -> asyncio.Task[None]:
+            return self._begin_write(deployment, partial(self._records.adapters.forget, record.key))
+
+        return await unload_adapter(deployment, owner, name, forget)
 
     async def shut_down(self, timeout_s: float) -> None:
         """Refuses new requests, waits up to `timeout_s` for running ones, ends the others, then ends every rank.
@@ -315,11 +315,15 @@ class Deployments:
         self.resources.reserve(deployment, weights.manifest)
 
     def _save(self, deployment: Deployment) -> asyncio.Task[None]:
-        """Begins to record a deployment as it is now; the task writes no record once the deployment is gone."""
+        """Begins to record a deployment as it is now."""
+        return self._begin_write(deployment, lambda: self._records.deployments.save(deployment.to_record()))
+
+    def _begin_write(self, deployment: Deployment, write: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Begins to write records of a deployment; the task writes nothing once the deployment is gone."""
 
         async def save() -> None:
             if not deployment.is_gone:
-                await self._records.deployments.save(deployment.to_record())
+                await write()
 
         task = begin_task(save(), self._saves)
         self.on_bundles_changed()

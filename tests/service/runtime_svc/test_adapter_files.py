@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from bundle.digest import sha256_bytes
 from bundle.store.reader import open_bundle
+from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.launcher import FileWatch
-from runtime_svc.errors import StateUnwritable
+from runtime_svc.errors import BundleSourceUnavailable, StateUnwritable
 from tests.bundles.newer import publish_newer
 from tests.hang_guard import until
 from tests.ranks.fakes import BIAS
@@ -65,7 +68,8 @@ async def test_a_disk_that_takes_no_record_leaves_names_as_they_were(
         raise StateUnwritable("runtime.db", "disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(based.server.deployments._records.deployments, "save", full)
+        for changed in ("save", "forget"):
+            patched.setattr(based.server.deployments._records.adapters, changed, full)
         await refused(load_adapter(based, "hooks", replace=True), "INTERNAL", "STATE_UNWRITABLE")
         await refused(load_adapter(based, "hooks", name="hooks"), "INTERNAL", "STATE_UNWRITABLE")
         assert await list_names(based) == ["house", "pirate"]
@@ -92,6 +96,7 @@ async def test_adapters_outlive_ranks_weights_and_runtimes(tmp_path: Path) -> No
         assert await ask_with(first, "pirate") - 5 == 7
     async with serve_runtime(tmp_path) as second:
         await second.wait_for_state("READY")
+        assert [one.name for one in (await list_adapters(second)).adapters] == ["hooks", "house", "pirate"]
         assert [await ask_with(second, name) - 5 for name in ("pirate", "hooks", "house")] == [7, 8, 100]
         after = (await list_adapters(second)).adapters
         assert [one.name for one in after] == ["hooks", "house", "pirate"]
@@ -99,6 +104,60 @@ async def test_adapters_outlive_ranks_weights_and_runtimes(tmp_path: Path) -> No
         await second.unload()
         await second.load(after[1].bundle_digest)
         assert await list_names(second) == ["house"], "an unload forgets the others"
+    async with serve_runtime(tmp_path) as third:
+        await third.wait_for_state("READY")
+        assert await list_names(third) == ["house"]
+
+
+async def test_a_restart_opens_bundles_of_adapters_when_requests_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"a{number}" for number in range(5)]
+    async with serve_runtime(tmp_path) as first:
+        story = (await first.deploy(adapters=HOUSE, **BASE)).roles[0].bundle_digest
+        digests = [publish_adapter(first, name, number) for number, name in enumerate(names)]
+        for name in names:
+            await load_adapter(first, name, name=name)
+    opened: list[str] = []
+    resolve = BundleLibrary.resolve
+
+    async def count(library: BundleLibrary, ref: str) -> ResolvedBundle:
+        opened.append(ref)
+        return await resolve(library, ref)
+
+    monkeypatch.setattr(BundleLibrary, "resolve", count)
+    async with serve_runtime(tmp_path) as second:
+        await second.wait_for_state("READY")
+        assert await list_names(second) == [*names, "house"]
+        assert opened == [story]
+        asked = await asyncio.gather(*(ask_with(second, name) for name in ("a3", "a3", "a1", "a3")))
+        assert asked == [3, 3, 1, 3]
+        assert sorted(opened[1:]) == sorted([digests[3], digests[1]]), "once each, also for requests that come together"
+        await unload_adapter(second, "a0")
+        await load_adapter(second, digests[4], name="a2", replace=True)
+        assert [await ask_with(second, name) for name in ("a2", "a4")] == [4, 4]
+        assert digests[0] not in opened
+        assert digests[2] not in opened
+
+
+async def test_an_adapter_whose_bundle_cannot_be_had_now_fails_a_request_and_serves_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy(adapters=HOUSE, **BASE)
+        publish_adapter(first, "swords", 7)
+        await load_adapter(first, "swords")
+    async with serve_runtime(tmp_path) as second:
+        await second.wait_for_state("READY")
+
+        async def fail(*_: object) -> None:
+            raise BundleSourceUnavailable("127.0.0.1:1", "no answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(BundleLibrary, "resolve", fail)
+            await refused(second.ask(with_adapter("pirate")), "UNAVAILABLE", "BUNDLE_SOURCE_UNAVAILABLE")
+        assert await list_names(second) == ["house", "pirate"]
+        assert await ask_with(second, "pirate") == 7
 
 
 async def test_an_adapter_that_is_gone_after_a_restart_leaves_the_others(tmp_path: Path, logs: Logs) -> None:
@@ -111,10 +170,12 @@ async def test_an_adapter_that_is_gone_after_a_restart_leaves_the_others(tmp_pat
         overwrite(first.store.blob_path(sha256_bytes(b"7")))
     async with serve_runtime(tmp_path) as second:
         await second.wait_for_state("READY")
+        assert await ask_with(second, "pirate") == 8
+        for _ in range(2):
+            await refused(second.ask(with_adapter("house")), "NOT_FOUND", "ADAPTER_NOT_FOUND")
         (loss,) = [log for log in logs if log["event"] == "an adapter is lost until it is loaded again"]
         assert (loss["adapter"], loss["bundle"]) == ("house", swords)
-        assert await ask_with(second, "pirate") == 8
-        await refused(second.ask(with_adapter("house")), "NOT_FOUND", "ADAPTER_NOT_FOUND")
+        assert await list_names(second) == ["house", "pirate"], "that of the bundle"
         publish_adapter(second, "repaired", 7)
         second.store.blob_path(sha256_bytes(b"7")).write_bytes(b"7")
         await load_adapter(second, swords, name="house")

@@ -15,7 +15,13 @@ import pytest
 from bundle.errors import ResourcesShort
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.errors import StateInUse, StateInvalid
-from runtime_svc.deployments.records import FILE_NAME, DeploymentRecord, RecordStore, WeightsRecord
+from runtime_svc.deployments.records import (
+    FILE_NAME,
+    AdapterRecord,
+    DeploymentRecord,
+    RecordStore,
+    WeightsRecord,
+)
 from runtime_svc.errors import StateUnwritable
 from tests.repository import ROOT
 from tests.shortages import few_descriptors
@@ -63,6 +69,32 @@ async def test_records_are_kept_replaced_and_forgotten(tmp_path: Path) -> None:
     await again.deployments.forget("nobody")
     assert again.deployments.list() == (EMPTY,)
     again.close()
+
+
+async def test_adapters_have_records_of_their_own_which_go_with_their_deployments(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    adapters = [
+        AdapterRecord(deployment_id=deployment_id, owner=owner, name="swords", digest="1", bundle_digest="2")
+        for deployment_id, owner in (("b", "alice"), ("chat", ""), ("chat", "alice\nbob"), ("chat2", "alice"))
+    ]
+    for record in (EMPTY, RECORD):
+        await store.deployments.save(record)
+    for adapter in adapters:
+        await store.adapters.save(adapter)
+    written: list[str] = []
+    store._database.set_trace_callback(written.append)
+    replaced = msgspec.structs.replace(adapters[2], digest="3")
+    await store.adapters.save(replaced)
+    await store.deployments.save(msgspec.structs.replace(RECORD, weight_epoch=8))
+    store._database.set_trace_callback(None)
+    changes = [statement for statement in written if statement.startswith(("INSERT", "DELETE", "--"))]
+    has_adapter = [b"swords".hex() in change.lower() for change in changes]
+    assert has_adapter == [True, False], "one row each, and none but its own"
+    assert store.adapters.list() == (adapters[0], adapters[1], replaced, adapters[3])
+    await store.adapters.forget(adapters[1].key)
+    await store.deployments.forget("chat")
+    assert store.adapters.list() == (adapters[0], adapters[3])
+    store.close()
 
 
 def test_one_process_holds_a_directory(tmp_path: Path) -> None:

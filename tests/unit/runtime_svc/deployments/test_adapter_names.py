@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from runtime_svc.deployments import adapter_names
 from runtime_svc.deployments.adapter_names import MAX_LISTED_NAMES, AdapterNames
 from runtime_svc.deployments.errors import AdapterExists, TooManyAdapters
-from runtime_svc.deployments.records import AdapterRecord, DeploymentRecord
+from runtime_svc.deployments.records import AdapterRecord
 
 
 def record(name: str, owner: str | None = "alice", digest: str = "a") -> AdapterRecord:
-    return AdapterRecord(owner=owner, name=name, digest=digest, bundle_digest=f"bundle of {digest}")
+    return AdapterRecord(deployment_id="d", owner=owner, name=name, digest=digest, bundle_digest=f"bundle of {digest}")
 
 
 @pytest.fixture
@@ -51,8 +50,15 @@ def test_lists_are_sorted_and_hide_what_others_have(names: AdapterNames) -> None
     ]
     assert [one.name for one in names.list_of("carol")] == ["both", "house"]
     assert [one.owner for one in names.list_owned()] == ["alice", "alice", "bob"]
-    names.pending = record("mine", digest="c")
-    assert {one.digest for one in names.list_owned()} == {"a", "b", "c"}, "what is being recorded is in the record"
+
+
+def test_adapters_of_an_earlier_process_are_unopened_until_their_names_mean_others(names: AdapterNames) -> None:
+    assert {*names.unopened} == {one.key for one in names.list_of(None)}
+    names.add(record("mine", digest="c"))
+    names.remove(record("mine", "bob", "b"))
+    assert not {record("mine").key, record("mine", "bob").key} & names.unopened.keys()
+    names.add(record("new"))
+    assert record("new").key not in names.unopened
 
 
 def test_errors_accept_a_few_names(names: AdapterNames) -> None:
@@ -87,12 +93,3 @@ def test_names_are_bounded_and_those_of_the_bundle_do_not_count(
     names.require_room(record("mine", digest="z"), replace=True)
     names.remove(record("mine"))
     names.require_room(record("new", "carol"), replace=False)
-
-
-def test_records_of_earlier_releases_have_no_adapters() -> None:
-    old = b"""{"spec": {"deployment_id": "d", "ref": "story"}, "origin": "rpc", "digest": "x", "cores": [0],
-        "weights": null, "weight_epoch": 0, "created_at_s": 1.0}"""
-    read = msgspec.json.decode(old, type=DeploymentRecord)
-    assert read.adapters == ()
-    kept = msgspec.structs.replace(read, adapters=(record("mine"),))
-    assert msgspec.json.decode(msgspec.json.encode(kept), type=DeploymentRecord) == kept
