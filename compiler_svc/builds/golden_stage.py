@@ -98,4 +98,4 @@ class GoldenStage:
         }
         shards = sorted(manifest.shards(), key=lambda shard: shard.rank)
         runner.open(MAKE_MODULE, documents, [self.blob_path(shard.blob) for shard in shards if shard.blob is not None])
-        return RankSteps(runner.run, manifest.tokens.vocab_size)
+        return RankSteps(runner.run, runner.write_adapter, manifest.tokens.vocab_size)

@@ -13,7 +13,7 @@ from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.tensor import DType
 from bundle.manifest import Executable, Manifest
 from compiler_svc.adapters.files import Adapter
-from compiler_svc.golden.adapter import PutAdapter, draw_adapter, put_adapter
+from compiler_svc.golden.adapter import draw_adapter, put_adapter
 from compiler_svc.golden.comparison import ACTIVATION_TOLERANCES, TOLERANCES, WEIGHT_TOLERANCES, GoldenComparison
 from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
@@ -75,7 +75,7 @@ def check_golden(
     ranks; None lets them start their own. `changes` are what the bundle's description has of the checkpoint's.
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
-        return compare_steps(manifest, steps, checkpoint, changes=changes, put=steps.write_adapter)
+        return compare_steps(manifest, steps, checkpoint, changes=changes)
 
 
 def compare_steps(
@@ -85,20 +85,16 @@ def compare_steps(
     *,
     method: GoldenMethod = "executables",
     changes: ModelChanges = UNCHANGED,
-    put: PutAdapter | None = None,
 ) -> GoldenResult:
-    """Does the same as `check_golden`, with steps of what stands for the executables, which have an empty KV cache.
-
-    Without `put`, no adapter is tried.
-    """
+    """Does the same as `check_golden`, with steps of what stands for the executables, which have an empty KV cache."""
     check = _Check(manifest, steps, checkpoint, changes)
     sequences = choose_sequences(manifest)
     for number, sequence in enumerate(sequences):
         check.run_sequence(number, sequence)
     description = changes.apply(checkpoint.description)
-    adapter = None if put is None else draw_adapter(description, check.dtype)
-    if adapter is not None and put is not None:
-        check.run_adapter(adapter, description, sequences[0], put)
+    adapter = draw_adapter(description, check.dtype)
+    if adapter is not None:
+        check.run_adapter(adapter, description, sequences[0])
     comparisons = tuple(check.comparisons.values())
     return GoldenResult(
         method=method,
@@ -133,12 +129,12 @@ class _Check:
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype], changes)
         self._adapter_slot = -1
 
-    def run_adapter(
-        self, adapter: Adapter, description: ModelDescription, sequence: GoldenSequence, put: PutAdapter
-    ) -> None:
+    def run_adapter(self, adapter: Adapter, description: ModelDescription, sequence: GoldenSequence) -> None:
         """Runs a sequence with an adapter in the last slot."""
         slot = self._manifest.symbols_of(self._manifest.executables[0])["last_adapter"]
-        put_adapter(adapter, description, slot, put, dtype=self.dtype, tp_degree=self._manifest.tp_degree)
+        put_adapter(
+            adapter, description, slot, self._steps.write_adapter, dtype=self.dtype, tp_degree=self._manifest.tp_degree
+        )
         self._adapter_slot = slot
         with self._reference.adapted(adapter, description):
             self.run_sequence(0, sequence)

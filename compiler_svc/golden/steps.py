@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bundle.abi.outputs import INVALID_ROW
 from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest
+from compiler_svc.golden.adapter import PutAdapter
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
 from execution.ranks.forkservers import OpenForkserver
@@ -38,10 +39,6 @@ class Steps(Protocol):
             StepFailed: The executable raised an error.
         """
 
-
-class LoadedSteps(Steps, Protocol):
-    """A bundle whose executables are loaded."""
-
     def write_adapter(self, slot: int, paths_by_rank: Mapping[int, Path]) -> None:
         """Writes an adapter's files into a slot of every rank."""
 
@@ -49,7 +46,7 @@ class LoadedSteps(Steps, Protocol):
 @contextmanager
 def loaded_steps(
     manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None = None
-) -> Iterator[LoadedSteps]:
+) -> Iterator[Steps]:
     """Loads a bundle: one rank into this process, several ranks into processes, as a runtime does.
 
     Ranks of a device have a process each, too, and the host's first cores: a core is a process's until that ends. The
@@ -117,11 +114,14 @@ class _GroupSteps:
 class RankSteps:
     """Steps of what stands for the executables, and returns what all ranks return."""
 
-    def __init__(self, run: Callable[[str, StepInputs], dict[str, Tensor]], vocab_size: int) -> None:
+    def __init__(
+        self, run: Callable[[str, StepInputs], dict[str, Tensor]], write_adapter: PutAdapter, vocab_size: int
+    ) -> None:
         """`run` takes the tag of an executable and a step's inputs; it returns the outputs, also the internal ones, by
         name: [ranks, *shape of the output].
         """
         self._run = run
+        self.write_adapter = write_adapter
         self._vocab_size = vocab_size
 
     def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:

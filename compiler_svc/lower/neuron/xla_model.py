@@ -65,18 +65,30 @@ class XlaModel:
         names = [spec.name for spec in submodels[0].outputs]
         return {name: torch.stack([result[place].cpu() for result in results]) for place, name in enumerate(names)}
 
+    def write_adapter(self, slot: int, paths: Sequence[Path]) -> None:
+        """Writes an adapter into a slot of each rank, from its safetensors file. A step has run."""
+        for weights, path in zip(self._weights, paths, strict=True):
+            for name, tensor in load_file(path).items():
+                slots = weights[name].cpu()
+                slots[slot] = tensor
+                weights[name] = slots.to(self._device)
+        for made in self._made.values():
+            self._bind(made)
+
+    def _bind(self, made: Sequence[Submodel]) -> None:
+        for submodel, weights in zip(made, self._weights, strict=True):
+            submodel.module.load_state_dict(weights, assign=True, strict=False)
+
     def _load(self, tag: str) -> list[Submodel]:
         made = [self._make(self._documents[tag]) for _ in self._weights]
         for submodel, weights, state in zip(made, self._weights, self._state, strict=True):
-            # Adapters are in no shard.
-            room = {
-                name: torch.zeros_like(parameter, device=self._device)
-                for name, parameter in submodel.module.named_parameters()
-                if name not in weights
-            }
-            submodel.module.load_state_dict(room | weights, assign=True, strict=False)
+            # Adapters are in no shard: their slots are empty so far.
+            for name, parameter in submodel.module.named_parameters():
+                if name not in weights:
+                    weights[name] = torch.zeros_like(parameter, device=self._device)
             for one in submodel.state:
                 state.setdefault(one.name, submodel.module.get_buffer(one.name).to(self._device))
+        self._bind(made)
         self._made[tag] = made
         return made
 

@@ -34,11 +34,18 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[str, ...]
 
 
-class XlaStep(msgspec.Struct, frozen=True, kw_only=True):
+class XlaStep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One step of the executable with a tag; `inputs` are row-major."""
 
     tag: str
     inputs: dict[str, list[float]]
+
+
+class XlaWrite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An adapter to write into a slot: the safetensors file of each rank. Its answer has no outputs."""
+
+    slot: int
+    paths: tuple[str, ...]
 
 
 class XlaResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -58,11 +65,14 @@ def main(fd: int) -> None:
         order = caller.receive(msgspec.msgpack.Decoder(Model).decode)
         model = XlaModel(order.make_module, order.documents, [Path(shard) for shard in order.shards])
 
-        def run(step: XlaStep, _report: object) -> XlaResult:
-            outputs = model.run(step.tag, step.inputs)
+        def answer(call: XlaStep | XlaWrite, _report: object) -> XlaResult:
+            if isinstance(call, XlaWrite):
+                model.write_adapter(call.slot, [Path(path) for path in call.paths])
+                return XlaResult(tensors=save({}))
+            outputs = model.run(call.tag, call.inputs)
             return XlaResult(tensors=save({name: tensor.contiguous() for name, tensor in outputs.items()}))
 
-        serve_calls(caller, msgspec.msgpack.Decoder(XlaStep).decode, run)
+        serve_calls(caller, msgspec.msgpack.Decoder[XlaStep | XlaWrite](XlaStep | XlaWrite).decode, answer)
 
 
 if __name__ == "__main__":

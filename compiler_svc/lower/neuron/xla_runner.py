@@ -15,7 +15,7 @@ from torch import Tensor
 from compiler_svc.lower.errors import XlaRunFailed
 from compiler_svc.lower.neuron import xla_process
 from compiler_svc.lower.neuron.command import XLA_ON_CPU, make_command, make_environment
-from compiler_svc.lower.neuron.xla_process import Model, XlaStep, decode_hello, decode_result
+from compiler_svc.lower.neuron.xla_process import Model, XlaStep, XlaWrite, decode_hello, decode_result
 from execution.failure import Failure
 from execution.forkserver.worker import Channel
 
@@ -42,13 +42,24 @@ class XlaRunner:
             XlaRunFailed: The process ended, or did not answer in time.
             KilnError: The submodel cannot be made there.
         """
-        self._send(XlaStep(tag=tag, inputs=dict(inputs)))
+        return self._ask(XlaStep(tag=tag, inputs=dict(inputs)), tag)
+
+    def write_adapter(self, slot: int, paths_by_rank: Mapping[int, Path]) -> None:
+        """Writes an adapter's files into a slot of every rank, once a step has run.
+
+        Raises:
+            XlaRunFailed: The process ended, or did not answer in time.
+        """
+        self._ask(XlaWrite(slot=slot, paths=tuple(str(paths_by_rank[rank]) for rank in sorted(paths_by_rank))), _ALL)
+
+    def _ask(self, call: XlaStep | XlaWrite, tag: str) -> dict[str, Tensor]:
+        self._send(call)
         answer = _receive(self._channel, decode_result, tag)
         if isinstance(answer, Failure):
             raise answer.to_error()
         return load(answer.tensors)
 
-    def _send(self, message: Model | XlaStep) -> None:
+    def _send(self, message: Model | XlaStep | XlaWrite) -> None:
         # If the process has ended, reading its answer says so.
         with suppress(OSError):
             self._channel.send(message)

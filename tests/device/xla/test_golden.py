@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from bundle.manifest import Manifest
@@ -23,7 +24,7 @@ from compiler_svc.models.transforms import UNCHANGED, Adapters, ModelChanges, Qu
 from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodel_document import MAKE_MODULE, write_document
-from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.trace.submodels import describe_adapters, describe_state, describe_submodel
 from targets.neuron import NEURON_PYTHON
 from tests.bundles.manifests import describe_executable, make_manifest
 from tests.checkpoints.specs import HOST_SAMPLING
@@ -80,12 +81,12 @@ def check(
         with path.open("wb") as file:
             write_shards(plan, (weights or tiny).checkpoint, {rank: file})
     runner.open(MAKE_MODULE, documents, shards)
-    steps = RankSteps(runner.run, manifest.tokens.vocab_size)
+    steps = RankSteps(runner.run, runner.write_adapter, manifest.tokens.vocab_size)
     return compare_steps(manifest, steps, tiny.checkpoint, method="xla_cpu", changes=model_changes)
 
 
 def describe(tiny: TinyModel, spec: GraphSpec) -> Manifest:
-    return make_manifest(
+    manifest = make_manifest(
         executables=[describe_executable(describe_submodel(spec, *submodel)) for submodel in SUBMODELS],
         architecture=spec.description.architecture,
         tp_degree=spec.tp_degree,
@@ -93,6 +94,7 @@ def describe(tiny: TinyModel, spec: GraphSpec) -> Manifest:
         sampling=spec.sampling,
         tokens=read_token_ids(tiny.checkpoint.config, tiny.checkpoint.generation_config, spec.description.vocab_size),
     )
+    return msgspec.structs.replace(manifest, weight_sets=(*manifest.weight_sets, *describe_adapters(spec)))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,15 @@ def test_logits_and_tokens_are_those_of_transformers(
     assert result.max_deviation is not None
     assert 0 < result.max_deviation < limit
     assert result.summary.startswith(f"{result.num_prompts} prompts, {result.num_tokens} tokens, computed by XLA")
+    assert result.adapter_rank == (4 if changes.get("model_changes") is ADAPTED else 0)
+
+
+def test_an_adapter_that_changes_nothing_is_found(
+    tiny: TinyModel, runner: XlaRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "write_adapter", lambda _slot, _paths: None)
+    with pytest.raises(GoldenMismatch, match="logits deviate"):
+        check(tiny, runner, tmp_path, sampling=HOST_SAMPLING, model_changes=ADAPTED)
 
 
 def test_other_weights_are_found(tiny: TinyModel, runner: XlaRunner, tmp_path: Path) -> None:
