@@ -97,6 +97,18 @@ def test_what_is_not_served_is_named(field: str) -> None:
     assert str(violation).startswith(f"{field}: got {said}")
 
 
+def test_hostile_patterns_take_no_time() -> None:
+    """Python's own `re` would take years to say that the first does not match."""
+    config = read(rank_pattern={"(a|aa)+b": 4, "(.*)*x": 4})
+    assert config.find_rank("a" * 5_000) == 8
+
+
+@pytest.mark.parametrize("pattern", ["(", "(((a{100}){100}){100}){100}", r"(a)\2", "(?=a)a", "\ud800"])
+def test_patterns_of_unbounded_cost_are_refused(pattern: str) -> None:
+    with pytest.raises(AdapterInvalid, match="accepted: regular expressions of module names, without backreferences"):
+        read(alpha_pattern={pattern: 8})
+
+
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(AdapterInvalid) as caught:
         read(use_dora=True, r=None, lora_alpha=10**400, rank_pattern={"(": 8})
