@@ -65,6 +65,13 @@ async def main() -> None:
     """Reads the command line; ends when the runtime is gone, or at SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runtime", required=True, metavar="HOST:PORT", help="the runtime's --gateway-address")
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="an address of the runtime's --engine-adapter; may be repeated",
+    )
     parser.add_argument("--api-key-file", required=True, type=Path, help="file of the key that clients show")
     options, rest = parser.parse_known_args()
     keys = ["--api-key", options.api_key_file.read_text().strip()]
@@ -72,7 +79,8 @@ async def main() -> None:
     keys += ["--control-plane-api-keys", f"none:none:admin:{secrets.token_urlsafe()}"]
     # A client that chose the id of its request would hide from the runtime that the prompt is a completion's.
     keys += ["--request-id-headers", "kiln-takes-none"]
-    command = [sys.executable, "-m", "smg", "launch", "--worker-urls", f"grpc://{options.runtime}", *keys, *rest]
+    workers = [f"grpc://{address}" for address in (options.runtime, *options.adapter)]
+    command = [sys.executable, "-m", "smg", "launch", "--worker-urls", *workers, *keys, *rest]
     serving = asyncio.create_task(run_while_serving(options.runtime, command))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     try:

@@ -22,17 +22,19 @@ async def test_it_starts_smg_when_the_runtime_serves_whatever_proxies_there_are(
 ) -> None:
     (tmp_path / "smg").mkdir()
     (tmp_path / "smg/__init__.py").touch()
-    (tmp_path / "smg/__main__.py").write_text("import sys\nprint(sys.argv[1:4])\n")
+    (tmp_path / "smg/__main__.py").write_text("import sys\nprint(sys.argv[1:5])\n")
     (tmp_path / "key").write_text("k")
     with running_proxy() as proxy:
         set_proxies(monkeypatch, proxy.url)
         async with serve(probe := Probe()):
             probe.server.health.set_serving(ENGINE, True)
             command = [sys.executable, ROOT / "deploy/gateway.py", "--runtime", probe.address]
-            command += ["--api-key-file", tmp_path / "key"]
+            command += ["--adapter", "127.0.0.1:7012", "--api-key-file", tmp_path / "key"]
             ended = await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, text=True, env=python_environment(tmp_path), check=False
             )
-        assert ended.stdout.strip() == str(["launch", "--worker-urls", f"grpc://{probe.address}"])
+        assert ended.stdout.strip() == str(
+            ["launch", "--worker-urls", f"grpc://{probe.address}", "grpc://127.0.0.1:7012"]
+        )
         assert "SMG ended with 0" in ended.stderr
         assert proxy.heard == []
