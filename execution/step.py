@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,8 +16,11 @@ from execution.sampling_parameters import SamplingParams
 #: Most alternatives that a step can return for each token.
 MAX_TOP_LOGPROBS: Final = 20
 
-#: Values of a step's inputs by name, row-major: ints for int32.
-StepInputs = dict[str, list[float]]
+#: Type codes of `array.array` for the dtypes of inputs.
+ITEM_FORMATS: Final[Mapping[str, Literal["i", "f"]]] = {"int32": "i", "float32": "f"}
+
+#: Values of a step's inputs by name, row-major, in an array of the input's dtype.
+StepInputs = dict[str, "array[Any]"]
 
 
 class ProcessedRow(msgspec.Struct, frozen=True):
@@ -41,7 +45,8 @@ class Step(msgspec.Struct, frozen=True):
 
     Attributes:
         tag: The executable.
-        inputs: Values of every input that `step_inputs` names, row-major, in the manifest's shape.
+        inputs: Values of every input that `step_inputs` names, row-major, in the manifest's shape and dtype. They are
+            copied when the step is begun.
         top_logprobs: None: no log probabilities. 0: those of the picked tokens. n: also those of the n most probable.
             Needs an executable that outputs logits; at most MAX_TOP_LOGPROBS.
         return_logits: Whether to return all logits, for comparing models: they are large. Needs an executable that
@@ -53,7 +58,7 @@ class Step(msgspec.Struct, frozen=True):
     """
 
     tag: str
-    inputs: Mapping[str, Sequence[int] | Sequence[float]]
+    inputs: Mapping[str, array[Any]]
     top_logprobs: int | None = None
     return_logits: bool = False
     depends_on_previous: bool = False
@@ -108,11 +113,14 @@ class StepForm:
         self._num_row_blocks = executable.num_row_blocks
         self._block_tokens = manifest.state.block_tokens
         self._is_left_padded = LEFT_PADDED in executable.flags
-        self._idle = {spec.name: INPUTS[spec.name].idle_values(spec.shape, symbols) for spec in self.specs}
+        self._idle = {
+            spec.name: array(ITEM_FORMATS[spec.dtype], INPUTS[spec.name].idle_values(spec.shape, symbols))
+            for spec in self.specs
+        }
 
     def make_idle(self) -> StepInputs:
         """Makes the inputs of a step in which all rows are idle."""
-        return {name: values.copy() for name, values in self._idle.items()}
+        return {name: values[:] for name, values in self._idle.items()}
 
     def put_tokens(
         self,
@@ -137,19 +145,24 @@ class StepForm:
         count, width = len(tokens), self._num_row_tokens
         assert 0 < count <= width, f"{count} tokens in a row of {width}"
         first = row * width + (width - count if self._is_left_padded else 0)
+        size = self._block_tokens
         if width == 1:
-            # Most steps put one token per row, and slices cost three times as much.
+            # Most steps put one token per row, and slices cost six times as much.
             inputs["input_ids"][row] = tokens[0]
             inputs["position_ids"][row] = start
+            if size and not num_moved:
+                inputs["slot_mapping"][row] = blocks[start // size] * size + start % size
         else:
-            inputs["input_ids"][first : first + count] = tokens
-            inputs["position_ids"][first : first + count] = range(start, start + count)
-        if self._block_tokens:
-            size, width = self._block_tokens, self._num_row_blocks
-            places = [blocks[at // size] * size + at % size for at in range(start + num_moved, start + count)]
-            inputs["slot_mapping"][first + num_moved : first + count] = places
+            positions = range(start, start + count)
+            inputs["input_ids"][first : first + count] = array("i", tokens)
+            inputs["position_ids"][first : first + count] = array("i", positions)
+            if size:
+                places = [blocks[at // size] * size + at % size for at in positions[num_moved:]]
+                inputs["slot_mapping"][first + num_moved : first + count] = array("i", places)
+        if size:
+            width = self._num_row_blocks
             # A sequence may hold more than the bucket reads.
-            table = blocks[:width]
+            table = array("i", blocks[:width])
             inputs["active_block_table"][row * width : row * width + len(table)] = table
         else:
             inputs["seq_ids"][row] = blocks[0]
@@ -164,6 +177,10 @@ class StepForm:
 
     def put_values(self, inputs: StepInputs, name: str, row: int, values: Sequence[float]) -> None:
         """Replaces all values of a row of one input. Has no effect if the step does not take this input."""
-        if name in inputs:
-            first = row * len(values)
-            inputs[name][first : first + len(values)] = values
+        if name not in inputs:
+            return
+        own, count = inputs[name], len(values)
+        if count == 1:
+            own[row] = values[0]
+        else:
+            own[row * count : (row + 1) * count] = array(own.typecode, values)

@@ -121,7 +121,7 @@ class Rank:
                 inputs = StepForm(self._manifest, executable).make_idle()
                 if "live_rows" in inputs:
                     # Rows that are skipped would warm nothing up.
-                    inputs["live_rows"] = [executable.batch_size]
+                    inputs["live_rows"][0] = executable.batch_size
                 self._executor.run(executable.tag, make_tensors(executable.inputs, inputs))
 
     @torch.no_grad()

@@ -8,8 +8,6 @@ use in turn, because the parent may call a step while the one before it runs.
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Literal, Self
@@ -19,7 +17,7 @@ from bundle.errors import FieldViolation
 from bundle.manifest import Executable, Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
 from execution.shared_memory import map_shared
-from execution.step import MAX_TOP_LOGPROBS, Step, StepResult, step_inputs
+from execution.step import ITEM_FORMATS, MAX_TOP_LOGPROBS, Step, StepResult, step_inputs
 
 #: Steps that may be called and not yet answered at the same time.
 NUM_SETS: Final = 2
@@ -86,7 +84,7 @@ class StepLayout:
             # This reserves room for all logits, but the kernel commits pages only when a step writes some.
             outputs = {spec.name: spec.shape for spec in executable.outputs}
             return StepRegions(
-                inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
+                inputs={spec.name: place(ITEM_FORMATS[spec.dtype], *spec.shape) for spec in inputs},
                 tokens=place("i", *outputs.get("tokens", (rows,))),
                 logprobs=place("f", rows),
                 top_ids=place("i", rows, num_top),
@@ -121,7 +119,10 @@ class StepMemory:
         self._memory = memoryview(memory)
         # Made once, because every step uses them.
         sets = self._layout.sets
-        self._packings = [{tag: _Packing.of(step.inputs) for tag, step in steps.items()} for steps in sets]
+        self._input_views = [
+            {tag: {name: self._view(one) for name, one in step.inputs.items()} for tag, step in steps.items()}
+            for steps in sets
+        ]
         self._token_views = [{tag: self._view(step.tokens) for tag, step in steps.items()} for steps in sets]
         self._is_closed = False
 
@@ -131,7 +132,6 @@ class StepMemory:
             # The ranks have ended, so the caller learns of their end.
             return
         regions = self._regions(step.tag, memory_set)
-        packing = self._packings[memory_set][step.tag]
         if step.inputs.keys() != regions.inputs.keys():
             got = ", ".join(sorted(step.inputs)) or "nothing"
             raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
@@ -143,18 +143,13 @@ class StepMemory:
         if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
             accepted = f"0 to {self._max_top_logprobs}"
             raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))
-        values: list[int | float] = []
-        for name, count in packing.counts.items():
-            one = step.inputs[name]
-            if len(one) != count:
-                raise StepInvalid(step.tag, _violation(name, f"{len(one)} values", regions.inputs[name]))
-            values += one
-        try:
-            packing.format.pack_into(self._memory, packing.offset, *values)
-        except (struct.error, OverflowError):
-            for name, region in regions.inputs.items():
-                _check_values(step.tag, name, step.inputs[name], region)
-            raise
+        for name, view in self._input_views[memory_set][step.tag].items():
+            values = step.inputs[name]
+            try:
+                view[:] = values
+            except ValueError as error:
+                got = f"{len(values)} values of the array type {values.typecode!r}"
+                raise StepInvalid(step.tag, _violation(name, got, regions.inputs[name])) from error
 
     def read_result(self, step: Step, memory_set: int, duration_s: float) -> StepResult:
         """Reads the results of a step that the ranks have answered."""
@@ -178,6 +173,10 @@ class StepMemory:
         for views in self._token_views:
             for view in views.values():
                 view.release()
+        for inputs in self._input_views:
+            for step in inputs.values():
+                for view in step.values():
+                    view.release()
         self._memory.release()
         os.close(self.fd)
 
@@ -198,26 +197,6 @@ class StepMemory:
         return [flat[start : start + num_columns] for start in range(0, len(flat), width)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Packing:
-    """Writes all inputs of a step by one call, because a call for each input would cost more than the values."""
-
-    format: struct.Struct
-    offset: int
-    #: Values of each input, in the order of the memory.
-    counts: dict[str, int]
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Region]) -> Self:
-        regions = sorted(inputs.items(), key=lambda item: item[1].offset)
-        start = end = regions[0][1].offset
-        items = ["<"]
-        for _, region in regions:
-            items += [f"{region.offset - end}x", f"{prod(region.shape)}{region.format}"]
-            end = region.end
-        return cls(struct.Struct("".join(items)), start, {name: prod(region.shape) for name, region in regions})
-
-
 def _check_needs_no_logits(step: Step) -> None:
     if step.top_logprobs is not None:
         accepted = "none: the executable returns no logits"
@@ -225,13 +204,6 @@ def _check_needs_no_logits(step: Step) -> None:
     if step.return_logits:
         accepted = "false: the executable returns no logits"
         raise StepInvalid(step.tag, FieldViolation("return_logits", "true", accepted))
-
-
-def _check_values(tag: str, name: str, values: Sequence[int] | Sequence[float], region: Region) -> None:
-    try:
-        struct.pack(f"<{len(values)}{region.format}", *values)
-    except (struct.error, OverflowError) as error:
-        raise StepInvalid(tag, _violation(name, str(error), region)) from error
 
 
 def _violation(name: str, value: str, region: Region) -> FieldViolation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -14,9 +13,6 @@ from execution.step import Step, step_inputs
 MAX_STEPS: Final = 1024
 #: Bytes of inputs that one capture keeps; steps beyond are counted only.
 MAX_CAPTURE_BYTES: Final = 32 << 20
-
-# As `execution.ranks.step_memory` has them: every input of a step is one of the two.
-_ITEM_FORMATS: Final = {"int32": "i", "float32": "f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,4 @@ class CaptureLog:
             row.capture.keep(CapturedStep(index, step.tag, row.row, row.num_tokens, weight_epoch, inputs))
 
     def _copy_inputs(self, step: Step) -> tuple[CapturedInput, ...]:
-        return tuple(
-            CapturedInput(spec, array(_ITEM_FORMATS[spec.dtype], step.inputs[spec.name]).tobytes())
-            for spec in self._specs[step.tag]
-        )
+        return tuple(CapturedInput(spec, step.inputs[spec.name].tobytes()) for spec in self._specs[step.tag])

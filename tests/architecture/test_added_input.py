@@ -66,7 +66,7 @@ def test_manifests_with_it_are_read(manifest: Manifest) -> None:
 def test_executables_take_it_in_its_range(manifest: Manifest) -> None:
     executable = manifest.executables[-1]
     arguments, idle = StepArguments(manifest), StepForm(manifest, executable).make_idle()
-    assert idle["style_ids"] == [0] * executable.batch_size
+    assert idle["style_ids"].tolist() == [0] * executable.batch_size
     inputs = make_tensors(executable.inputs, idle)
     assert len(arguments.order(executable, inputs)) == len(executable.inputs)
     inputs["style_ids"] += NUM_STYLES

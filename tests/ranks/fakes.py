@@ -164,7 +164,7 @@ class FakeRanks:
     async def _run(self, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
         if step.depends_on_previous:
             assert before is not None, "a step that depends on none"
-            previous = [row[0] if row else 0 for row in (await before).tokens]
+            previous = array("i", [row[0] if row else 0 for row in (await before).tokens])
             step = msgspec.structs.replace(step, inputs={**step.inputs, "input_ids": previous})
         self.steps.append(step)
         await self._alive(self.gate.wait())

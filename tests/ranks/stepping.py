@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from array import array
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -169,4 +170,6 @@ class Stepper:
 
 def _fill(inputs: StepInputs, **numbers: int) -> StepInputs:
     """Replaces whole inputs by values that a careless caller may leave in padding and idle rows."""
-    return inputs | {name: [number] * len(inputs[name]) for name, number in numbers.items()}
+    return inputs | {
+        name: array(inputs[name].typecode, [number]) * len(inputs[name]) for name, number in numbers.items()
+    }

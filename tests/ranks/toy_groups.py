@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ import psutil
 from torch import Tensor
 
 from bundle.manifest import Manifest
+from execution.dtypes import dtype_name
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
-from execution.step import Step
+from execution.step import ITEM_FORMATS, Step, StepInputs
 from tests.contract.executors.executor_suite import (
     CTE,
     TKG,
@@ -35,8 +37,11 @@ def step(
     rand: float = 0.5,
 ) -> Step:
     rows = len(inputs["seq_ids"])
-    values: dict[str, list[int] | list[float]] = {name: tensor.flatten().tolist() for name, tensor in inputs.items()}
-    values |= {"sampling_params": list(params) * rows, "rand": [rand] * rows}
+    values: StepInputs = {
+        name: array(ITEM_FORMATS[dtype_name(tensor.dtype)], tensor.flatten().tolist())
+        for name, tensor in inputs.items()
+    }
+    values |= {"sampling_params": array("f", params * rows), "rand": array("f", [rand] * rows)}
     return Step(tag, values, top_logprobs)
 
 

@@ -18,6 +18,7 @@ from compiler_svc.lower.neuron.command import XLA_ON_CPU, make_command, make_env
 from compiler_svc.lower.neuron.xla_process import Model, XlaStep, XlaWrite, decode_hello, decode_result
 from execution.failure import Failure
 from execution.forkserver.worker import Channel
+from execution.step import StepInputs
 
 #: Takes the place of a tag in errors.
 _ALL: Final = "any submodel"
@@ -35,14 +36,14 @@ class XlaRunner:
         """Says what to run; see `xla_model.XlaModel`. The KV cache is empty."""
         self._send(Model(make_module=make_module, documents=dict(documents), shards=tuple(map(str, shards))))
 
-    def run(self, tag: str, inputs: Mapping[str, list[float]]) -> dict[str, Tensor]:
+    def run(self, tag: str, inputs: StepInputs) -> dict[str, Tensor]:
         """Runs one step of an executable's submodel; returns each output of all ranks, [ranks, *shape of the output].
 
         Raises:
             XlaRunFailed: The process ended, or did not answer in time.
             KilnError: The submodel cannot be made there.
         """
-        return self._ask(XlaStep(tag=tag, inputs=dict(inputs)), tag)
+        return self._ask(XlaStep(tag=tag, inputs={name: values.tolist() for name, values in inputs.items()}), tag)
 
     def write_adapter(self, slot: int, paths_by_rank: Mapping[int, Path]) -> None:
         """Writes an adapter's files into a slot of every rank, once a step has run.

@@ -11,6 +11,7 @@ import msgspec
 
 from bundle.abi.inputs import read_sampling_params
 from bundle.manifest import Executable, Manifest
+from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
@@ -79,8 +80,7 @@ class StepBuilder:
         self._pad_id = manifest.tokens.pad
         self._is_deterministic = manifest.sampling.deterministic
         self._picks_on_host = manifest.sampling.mode == "host"
-        # Of requests whose logits the host changes.
-        self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
+        self._values: WeakKeyDictionary[Request, _RowValues] = WeakKeyDictionary()
         self._forms = {executable.tag: StepForm(manifest, executable) for executable in manifest.executables}
 
     def build(self, plan: StepPlan) -> Step:
@@ -101,13 +101,14 @@ class StepBuilder:
                 num_moved=row.num_moved,
                 num_prompt_tokens=len(row.request.prompt_token_ids),
             )
-            form.put_values(inputs, "sampling_params", row.row, read_sampling_params(request.sampling))
+            values = self._values.get(request) or self._add_values(request)
+            form.put_values(inputs, "sampling_params", row.row, values.sampling_params)
             if request.adapter_slot is not None:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
                 form.put_values(inputs, "rand", row.row, (_draw(row),))
             if row.samples and self._picks_on_host and request.sampling.is_processed:
-                processed.append(self._describe_processed(row))
+                processed.append(values.describe_processed(row))
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
             wants_logits = wants_logits or request.wants_logits
@@ -120,24 +121,25 @@ class StepBuilder:
             processed=tuple(processed),
         )
 
-    def _describe_processed(self, row: ScheduledRow) -> ProcessedRow:
-        history = self._histories.get(row.request)
-        if history is None:
-            history = self._histories[row.request] = _History(row.request)
-        return history.describe(row)
+    def _add_values(self, request: Request) -> _RowValues:
+        values = self._values[request] = _RowValues(request.sampling)
+        return values
 
 
-class _History:
-    """What a request's processors count, as bytes that grow with its output. No step changes what is counted: neither
-    chunks of its prompt, nor what the KV cache holds, nor that it starts anew.
+class _RowValues:
+    """What a request's rows have in all steps, and what its processors count, as bytes that grow with its output.
+
+    No step changes what is counted: neither chunks of the prompt, nor what the KV cache holds, nor that it starts anew.
     """
 
-    def __init__(self, request: Request) -> None:
-        self._prompt = array("i", request.prompt_token_ids).tobytes()
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.sampling_params = array("f", read_sampling_params(sampling))
+        self._prompt = b""
         self._generated = array("i")
 
-    def describe(self, row: ScheduledRow) -> ProcessedRow:
+    def describe_processed(self, row: ScheduledRow) -> ProcessedRow:
         request = row.request
+        self._prompt = self._prompt or array("i", request.prompt_token_ids).tobytes()
         self._generated.extend(request.output_token_ids[len(self._generated) :])
         is_short = len(self._generated) < request.sampling.min_new_tokens
         ends = tuple(request.stop.stop_token_ids) if is_short else ()

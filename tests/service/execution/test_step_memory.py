@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,14 +15,18 @@ from bundle.manifest import Manifest, TensorSpec
 from execution.errors import StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
 from execution.sampling_parameters import SamplingParams
-from execution.step import MAX_TOP_LOGPROBS, ProcessedRow, Step, StepForm, step_inputs
+from execution.step import MAX_TOP_LOGPROBS, ProcessedRow, Step, StepForm, StepInputs, step_inputs
 from tests.bundles.manifests import VOCAB_SIZE, make_manifest
 from tests.memory_files import count_held
+from tests.ranks.step_values import make_inputs
 from tests.ranks.toy import VOCAB
 from tests.ranks.toy_bundles import MakeToy
 
 TKG = "token_generation_16"
-VALUES = st.lists(st.one_of(st.integers(), st.floats(), st.none(), st.text()), max_size=4)
+VALUES = st.one_of(
+    st.builds(array, st.sampled_from("iq"), st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=4)),
+    st.builds(array, st.sampled_from("fd"), st.lists(st.floats(width=32), max_size=4)),
+)
 
 
 @pytest.fixture
@@ -36,14 +41,16 @@ def memory(manifest: Manifest) -> Iterator[StepMemory]:
     memory.close()
 
 
-def decode_inputs() -> dict[str, list[int] | list[float]]:
-    return {
-        "input_ids": [3, 4],
-        "position_ids": [0, 1],
-        "seq_ids": [0, 1],
-        "sampling_params": [1.0, 1.0, 1.0, 0.0, 0.5, 0.25],
-        "rand": [0.5, 0.125],
-    }
+def decode_inputs() -> StepInputs:
+    return make_inputs(
+        {
+            "input_ids": [3, 4],
+            "position_ids": [0, 1],
+            "seq_ids": [0, 1],
+            "sampling_params": [1.0, 1.0, 1.0, 0.0, 0.5, 0.25],
+            "rand": [0.5, 0.125],
+        }
+    )
 
 
 def regions_of(layout: StepLayout) -> list[Region]:
@@ -143,29 +150,30 @@ def test_internal_outputs_have_room_only_if_asked_for(tp_degree: int) -> None:
 
 
 def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
-    others = decode_inputs() | {"input_ids": [5, 6]}
+    others = decode_inputs() | {"input_ids": array("i", [5, 6])}
     for memory_set, inputs in enumerate((decode_inputs(), others)):
         memory.write_inputs(Step(TKG, inputs), memory_set)
     for steps, inputs in zip(StepLayout.of(manifest).sets, (decode_inputs(), others), strict=True):
         for name, region in steps[TKG].inputs.items():
-            assert memory._view(region).tolist() == inputs[name]
+            assert memory._view(region).tolist() == inputs[name].tolist()
 
 
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
         ("input_ids", None, "inputs: got position_ids, rand, sampling_params, seq_ids; accepted: input_ids, "),
-        ("other", [1], "inputs: got input_ids, other, "),
-        ("input_ids", [1], r"inputs\[input_ids\]: got 1 values; accepted: 2 int32 values"),
-        ("input_ids", [1, 2, 3], "got 3 values; accepted: 2 int32 values"),
-        ("input_ids", [1, 0.5], "accepted: 2 int32 values"),
-        ("input_ids", [1, 1 << 31], "accepted: 2 int32 values"),
-        ("rand", [1, None], "accepted: 2 float32 values"),
+        ("other", array("i", [1]), "inputs: got input_ids, other, "),
+        (
+            "input_ids",
+            array("i", [1]),
+            r"inputs\[input_ids\]: got 1 values of the array type 'i'; accepted: 2 int32 values",
+        ),
+        ("input_ids", array("i", [1, 2, 3]), "accepted: 2 int32 values"),
+        ("input_ids", array("f", [1, 2]), "accepted: 2 int32 values"),
+        ("rand", array("d", [0.5, 0.5]), "accepted: 2 float32 values"),
     ],
 )
-def test_steps_that_do_not_fit(
-    memory: StepMemory, name: str, values: list[int] | list[float] | None, message: str
-) -> None:
+def test_steps_that_do_not_fit(memory: StepMemory, name: str, values: array[Any] | None, message: str) -> None:
     inputs = decode_inputs()
     if values is None:
         del inputs[name]
@@ -205,13 +213,13 @@ def test_rows_are_processed_only_where_the_host_picks_their_tokens(toy: MakeToy)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(("input_ids", "rand")), values=VALUES)
-def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: list[object]) -> None:
+def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: array[Any]) -> None:
     try:
-        memory.write_inputs(Step(TKG, decode_inputs() | {name: values}), 0)  # type: ignore[arg-type, dict-item]
+        memory.write_inputs(Step(TKG, decode_inputs() | {name: values}), 0)
     except StepInvalid:
         return
     written = memory._view(memory._regions(TKG, 0).inputs[name]).tolist()
-    assert written == pytest.approx(values, rel=1e-6, nan_ok=True)
+    assert written == pytest.approx(values.tolist(), nan_ok=True)
 
 
 def test_closed_memory_goes_back_to_the_host_though_an_error_keeps_the_object(manifest: Manifest) -> None:

@@ -8,6 +8,7 @@ from bundle.manifest import Manifest
 from bundle.manifest_parser import parse_manifest
 from execution.step import StepForm
 from tests.bundles.manifests import make_manifest
+from tests.ranks.step_values import list_values
 
 FLAGS = ("tokens", COMPUTED_CONTEXT, LIVE_ROWS)
 
@@ -23,7 +24,7 @@ def test_a_chunk_is_written_to_the_blocks_of_its_positions() -> None:
     form = StepForm(manifest, manifest.executables_of("context_encoding")[0])
     inputs = form.make_idle()
     form.put_tokens(inputs, 0, [11, 12, 13], start=6, blocks=(5, 2, 7))
-    assert inputs == {
+    assert list_values(inputs) == {
         "input_ids": [11, 12, 13, *[0] * 13],
         "position_ids": [6, 7, 8, *[0] * 13],
         "slot_mapping": [2 * 4 + 2, 2 * 4 + 3, 7 * 4, *[8 * 4] * 13],
@@ -40,7 +41,7 @@ def test_one_token_a_row() -> None:
     inputs = form.make_idle()
     form.put_tokens(inputs, 1, [12], start=4, blocks=(0, 6))
     form.put_tokens(inputs, 0, [11], start=3, blocks=(1,))
-    assert inputs == {
+    assert list_values(inputs) == {
         "input_ids": [11, 12, 0],
         "position_ids": [3, 4, 0],
         "slot_mapping": [1 * 4 + 3, 6 * 4, 8 * 4],

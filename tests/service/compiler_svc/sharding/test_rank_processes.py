@@ -23,6 +23,7 @@ from execution.step import Step
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.tiny_models import TinyModel, draw_tokens, write_tiny_model
 from tests.parity.geometries import GEOMETRIES
+from tests.ranks.step_values import make_inputs
 from tests.ranks.stepping import Stepper
 from tests.ranks.threads import run_ranks
 from tests.service.compiler_svc.lower.libraries import lower
@@ -105,7 +106,7 @@ async def serve(bundle: UnpublishedBundle, forkservers: RankForkservers, num_liv
         await group.load()
         tokens = []
         for position, rand in enumerate(RANDS):
-            inputs = {
+            inputs: dict[str, list[float]] = {
                 "input_ids": [sequence[position] for sequence in SEQUENCES],
                 "position_ids": [position] * 3,
                 "seq_ids": [0, 1, 2],
@@ -113,7 +114,7 @@ async def serve(bundle: UnpublishedBundle, forkservers: RankForkservers, num_liv
                 "sampling_params": [value for row in PARAMS for value in row],
                 "rand": rand,
             }
-            result = await group.run(Step(decode.tag, inputs))
+            result = await group.run(Step(decode.tag, make_inputs(inputs)))
             tokens.append([token for (token,) in result.tokens])
         return tokens
     finally:

@@ -22,6 +22,7 @@ from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPla
 from tests.bundles.manifests import DYNAMIC, DYNAMIC_FLAGS
 from tests.ranks.fakes import make_manifest
 from tests.ranks.scheduling import make_request
+from tests.ranks.step_values import list_values
 
 SEEDED = SamplingParams(1.0, 0, 1.0, 7)
 
@@ -43,7 +44,7 @@ def test_prompt_step_pads_tokens_and_idles_rows() -> None:
     sampling = SamplingParams(0.5, 20, 0.25, 7)
     step = build(manifest, "context_encoding", scheduled(0, 1, (11, 12, 13), 0, 3, sampling=sampling))
     assert (step.tag, step.top_logprobs, step.return_logits) == ("context_encoding_4", None, False)
-    assert step.inputs == {
+    assert list_values(step.inputs) == {
         "input_ids": [11, 12, 13, 0, 0, 0, 0, 0],
         "position_ids": [0, 1, 2, 0, 0, 0, 0, 0],
         "seq_ids": [1, 3],
@@ -61,16 +62,16 @@ def test_a_part_of_a_prompt_keeps_its_positions_and_samples_with_its_last_token(
     ]
     assert [row.samples for row in rows] == [False, True, True]
     step = build(manifest, "context_encoding", *rows)
-    assert step.inputs["input_ids"] == [12, 13, 0, 0, 14, 15, 0, 0, 15, 16, 0, 0]
-    assert step.inputs["position_ids"] == [1, 2, 0, 0, 3, 4, 0, 0, 4, 5, 0, 0]
-    assert step.inputs["num_tokens"] == [2, 2, 2]
-    assert step.inputs["rand"] == [0.5, uniform(7, 0), uniform(7, 1)]
+    assert step.inputs["input_ids"].tolist() == [12, 13, 0, 0, 14, 15, 0, 0, 15, 16, 0, 0]
+    assert step.inputs["position_ids"].tolist() == [1, 2, 0, 0, 3, 4, 0, 0, 4, 5, 0, 0]
+    assert step.inputs["num_tokens"].tolist() == [2, 2, 2]
+    assert step.inputs["rand"].tolist() == [0.5, uniform(7, 0), uniform(7, 1)]
 
 
 def test_left_padded_prompts_end_their_rows() -> None:
     manifest = make_manifest(num_slots=3, ctx_batch_size=3, prompt_buckets=(4,), flags=("left_padded", "tokens"))
     rows = (scheduled(0, 1, (11, 12), 0, 2), scheduled(1, 2, (21, 22, 23, 24), 0, 4))
-    assert build(manifest, "context_encoding", *rows).inputs == {
+    assert list_values(build(manifest, "context_encoding", *rows).inputs) == {
         "input_ids": [0, 0, 11, 12, 21, 22, 23, 24, 0, 0, 0, 0],
         "position_ids": [0, 0, 0, 1, 0, 1, 2, 3, 0, 0, 0, 0],
         "seq_ids": [1, 2, 3],
@@ -81,7 +82,7 @@ def test_left_padded_prompts_end_their_rows() -> None:
 def test_rows_name_the_slots_of_their_adapters() -> None:
     manifest = make_manifest(num_slots=3, flags=(ADAPTERS, *DYNAMIC_FLAGS))
     rows = (scheduled(0, 0, (5, 6), 1, 1, adapter_slot=2), scheduled(1, 1, (5, 6), 1, 1))
-    assert build(manifest, "token_generation", *rows).inputs["adapter_ids"] == [2, -1, -1]
+    assert build(manifest, "token_generation", *rows).inputs["adapter_ids"].tolist() == [2, -1, -1]
 
 
 def test_logits_are_asked_for_if_a_row_wants_them() -> None:
@@ -92,10 +93,10 @@ def test_logits_are_asked_for_if_a_row_wants_them() -> None:
 def test_token_step_feeds_the_newest_token_at_its_position() -> None:
     row = scheduled(1, 1, (11, 12), 3, 1, sampling=SEEDED, output_token_ids=[21, 22], top_logprobs=2)
     step = build(make_manifest(num_slots=3), "token_generation", row)
-    assert step.inputs["input_ids"] == [0, 22, 0]
-    assert step.inputs["position_ids"] == [0, 3, 0]
-    assert step.inputs["seq_ids"] == [3, 1, 3]
-    assert step.inputs["rand"] == [0.5, uniform(7, 2), 0.5]
+    assert step.inputs["input_ids"].tolist() == [0, 22, 0]
+    assert step.inputs["position_ids"].tolist() == [0, 3, 0]
+    assert step.inputs["seq_ids"].tolist() == [3, 1, 3]
+    assert step.inputs["rand"].tolist() == [0.5, uniform(7, 2), 0.5]
     assert step.top_logprobs == 2
 
 
@@ -103,10 +104,10 @@ def test_a_step_that_depends_on_the_previous_one_leaves_its_tokens_to_the_ranks(
     row = scheduled(1, 1, (11, 12), 4, 1, sampling=SEEDED, output_token_ids=[21, 22])
     step = build(make_manifest(num_slots=3), "token_generation", row, depends_on_previous=True)
     assert step.depends_on_previous
-    assert step.inputs["input_ids"] == [0, 0, 0], "not read"
-    assert step.inputs["position_ids"] == [0, 4, 0]
-    assert step.inputs["seq_ids"] == [3, 1, 3]
-    assert step.inputs["rand"] == [0.5, uniform(7, 3), 0.5]
+    assert step.inputs["input_ids"].tolist() == [0, 0, 0], "not read"
+    assert step.inputs["position_ids"].tolist() == [0, 4, 0]
+    assert step.inputs["seq_ids"].tolist() == [3, 1, 3]
+    assert step.inputs["rand"].tolist() == [0.5, uniform(7, 3), 0.5]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_only_inputs_of_the_executable_are_built_unless_the_executor_samples(
 def test_deterministic_bundle_gets_one_half() -> None:
     manifest = make_manifest(sampling=msgspec.structs.replace(DYNAMIC, deterministic=True))
     row = scheduled(0, 0, (11,), 0, 1, sampling=SEEDED)
-    assert build(manifest, "context_encoding", row).inputs["rand"] == [0.5]
+    assert build(manifest, "context_encoding", row).inputs["rand"].tolist() == [0.5]
 
 
 # Random numbers
