@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from kiln_client.endpoint import Timeouts, TlsOptions
 from kiln_client.service_client import ServiceClient
@@ -74,7 +74,8 @@ def _current_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_loop_thread = LoopThread()
+#: The loop of every blocking client of the process.
+loop_thread: Final = LoopThread()
 
 
 class Stream(Iterator[R], Generic[R]):
@@ -89,13 +90,13 @@ class Stream(Iterator[R], Generic[R]):
 
     def __next__(self) -> R:
         try:
-            return _loop_thread.run(self._stream.__anext__())
+            return loop_thread.run(self._stream.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
 
     def close(self) -> None:
         """Cancels the call. Iteration ends without an error."""
-        _loop_thread.run(self._stream.aclose())
+        loop_thread.run(self._stream.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +135,7 @@ class BlockingClient(Generic[C]):
 
     def close(self) -> None:
         """Closes the connection. Running calls raise ClientClosed."""
-        _loop_thread.run(self._client.close())
+        loop_thread.run(self._client.close())
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +151,7 @@ def blocking(method: Callable[Concatenate[C, P], Coroutine[Any, Any, R]]) -> Cal
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return _loop_thread.run(method(self._client, *args, **kwargs))
+        return loop_thread.run(method(self._client, *args, **kwargs))
 
     return call
 
@@ -163,6 +164,6 @@ def streaming(method: Callable[Concatenate[C, P], AsyncStream[R]]) -> Callable[C
         async def start() -> AsyncStream[R]:  # a call belongs to the loop that starts it
             return method(self._client, *args, **kwargs)
 
-        return Stream(_loop_thread.run(start()))
+        return Stream(loop_thread.run(start()))
 
     return call

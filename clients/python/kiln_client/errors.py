@@ -97,6 +97,14 @@ class OverrideInvalid(InvalidArgument):
         super().__init__(message, reason="CONFIG_INVALID", fields=(violation,), metadata={"override": text})
 
 
+class FeatureNotServed(InvalidArgument, ValueError):
+    """A call asks for what no server does; each field says what to ask for instead."""
+
+    def __init__(self, fields: Sequence[FieldViolation]) -> None:
+        names = ", ".join(violation.field for violation in fields)
+        super().__init__(f"{names}: not served", reason="FEATURE_NOT_SERVED", fields=fields)
+
+
 class NotFound(KilnError):
     """What the request names does not exist."""
 
