@@ -278,9 +278,10 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
     ) -> list[dict[str, Any]]:
         """The options of the request for each prompt."""
         options = choose_options(config, length, ends) | own
-        longest = self.deployment.capabilities.max_length
+        limits = self.deployment.capabilities
+        longest = min(limits.max_length, length + (limits.max_new_tokens or limits.max_length))
         if config.max_length > longest:
-            _logger.warning("sequences of %s end after %s tokens", self.deployment.id, longest)
+            _logger.warning("deployment %s ends these sequences after %s tokens", self.deployment.id, longest)
         if not config.do_sample:
             return [options] * num_prompts
         if (seed := own.get("seed")) is not None:
