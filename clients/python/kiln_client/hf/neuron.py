@@ -22,11 +22,6 @@ _ATTRIBUTES: Final = {
     "batch_size": "batch_size",
     "tp_degree": "tp_degree",
 }
-    "amp": "torch_dtype",
-    "n_positions": "seq_len",
-    "batch_size": "batch_size",
-    "tp_degree": "tp_degree",
-}
 _DTYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 

@@ -52,7 +52,7 @@ def processed(*changes: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
 
 
 #: Tokens that the greedy text has.
-THE, COMMA, END = 265, 14, 3
+A, COMMA, END = 265, 18, 3
 #: By row: what is asked of the server, and what of transformers by the length of the prompts, if its words are others.
 CASES: Final[dict[str, list[tuple[dict[str, Any], Callable[[int], dict[str, Any]] | None]]]] = {
     "temperature": [({"do_sample": True, "temperature": NEARLY_GREEDY}, None)],
@@ -63,12 +63,12 @@ CASES: Final[dict[str, list[tuple[dict[str, Any], Callable[[int], dict[str, Any]
     "repetition_penalty": [({"repetition_penalty": value}, None) for value in (1.1, 1.5, 0.8)],
     "no_repeat_ngram_size": [({"no_repeat_ngram_size": size}, None) for size in (1, 2, 3)],
     "bad_words": [
-        ({"bad_words_ids": [[THE], [COMMA]]}, None),
-        ({"bad_words_ids": [[THE], [COMMA, THE], [END]]}, None),
-        ({"suppress_tokens": [THE, COMMA]}, None),
+        ({"bad_words_ids": [[A], [COMMA]]}, None),
+        ({"bad_words_ids": [[A], [COMMA, A], [END]]}, None),
+        ({"suppress_tokens": [A, COMMA]}, None),
     ],
     "min_new_tokens": [({"min_new_tokens": 20, "eos_token_id": [2, 3, COMMA]}, None), ({"min_length": 22}, None)],
-    "logit_bias": [({"sequence_bias": {(THE,): 8.0, (COMMA,): -50.0}}, None)],
+    "logit_bias": [({"sequence_bias": {(A,): 8.0, (COMMA,): -50.0}}, None)],
     "allowed_token_ids": [
         (
             {"allowed_token_ids": [*range(200, 400)]},
@@ -76,7 +76,7 @@ CASES: Final[dict[str, list[tuple[dict[str, Any], Callable[[int], dict[str, Any]
         )
     ],
     "forced_token_ids": [
-        ({"forced_token_ids": [THE, 300, 301]}, lambda length: processed(forced(length, [THE, 300, 301])))
+        ({"forced_token_ids": [A, 300, 301]}, lambda length: processed(forced(length, [A, 300, 301])))
     ],
     "frequency_penalty": [({"frequency_penalty": 1.5}, lambda length: processed(penalized(length, 1.5, 0)))],
     "presence_penalty": [({"presence_penalty": 1.9}, lambda length: processed(penalized(length, 0, 1.9)))],
@@ -128,7 +128,7 @@ CUTS: Final = (
     {"top_k": 0, "top_p": 0.6},
     {"top_k": 0, "min_p": 0.2},
     {"top_k": 0, "typical_p": 0.4},
-    {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "bad_words_ids": [[THE]]},
+    {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "bad_words_ids": [[A]]},
 )
 
 
