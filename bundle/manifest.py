@@ -202,6 +202,13 @@ class GenerationDefaults(_Record, frozen=True, omit_defaults=True):
     top_k: int | None = None
     #: In (0, 1].
     top_p: float | None = None
+    #: These and those below only where the host picks tokens.
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 AdapterEviction = Literal["lru", "lfu"]

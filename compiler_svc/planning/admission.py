@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from bundle.errors import FieldViolation
@@ -24,6 +22,7 @@ from compiler_svc.planning.checkpoint_quantization import note_activations, read
 from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes
 from compiler_svc.planning.model_roots import find_checkpoint
+from compiler_svc.planning.sampling import warn_of_unserved_generation
 from compiler_svc.remote.errors import OutlineMissing
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -41,20 +40,6 @@ from targets.registry import TARGETS
 
 #: Of one bundle. Two lists of buckets may multiply each other.
 MAX_EXECUTABLES: Final = 1024
-
-#: What `generation_config.json` can ask of transformers that is no default of our requests, each with the value that
-#: changes nothing.
-UNSERVED_GENERATION: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "epsilon_cutoff": 0,
-        "eta_cutoff": 0,
-        "min_p": 0,
-        "no_repeat_ngram_size": 0,
-        "num_beams": 1,
-        "repetition_penalty": 1,
-        "typical_p": 1,
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +200,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *note_activations(checkpoint, config),
         *find_unmatched_targets(config.lora_config, checkpoint.description),
         *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
-        *warn_of_unserved_generation(checkpoint.generation_config),
+        *warn_of_unserved_generation(checkpoint.generation_config, config),
     )
 
 
@@ -263,15 +248,6 @@ def warn_of_unread_tokenizer(checkpoint: Checkpoint, consequence: str) -> tuple[
     if source is None:
         return ()
     return (f"model: of {' and '.join(source.files)} it has one, and no {TOKENIZER_FILE}, {consequence}",)
-
-
-def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Warns of generation defaults of the checkpoint that requests will not have."""
-    return tuple(
-        f"generation_config.{name}: {value} is no default of requests here"
-        for name, neutral in UNSERVED_GENERATION.items()
-        if (value := generation_config.get(name)) is not None and value != neutral
-    )
 
 
 def check_num_executables(config: NeuronConfig) -> None:

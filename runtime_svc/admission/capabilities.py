@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from bundle.abi.submodels import SUBMODELS
 from bundle.abi.tensor import DTYPES
 from bundle.manifest import Executable, GenerationDefaults, Manifest
@@ -125,8 +127,9 @@ class Capabilities:
 
 
 def _default_sampling_of(manifest: Manifest) -> SamplingParams:
-    named, own = manifest.serving.generation or GenerationDefaults(), manifest.sampling
-    chosen = {name: getattr(own, name) if (value := getattr(named, name)) is None else value for name in CHOSEN}
+    named = msgspec.structs.asdict(manifest.serving.generation or GenerationDefaults())
+    own = {name: getattr(manifest.sampling, name) for name in CHOSEN}
+    chosen = own | {name: value for name, value in named.items() if value is not None}
     return SamplingParams(**chosen | {"top_k": max(chosen["top_k"], 0)})
 
 

@@ -135,7 +135,8 @@ def _value_from_pb(value: Any, neutral: object) -> Any:
     return value
 
 
-def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
+def sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
+    """Converts all sampling parameters."""
     words = [pb.TokenIds(ids=word) for word in sampling.bad_words]
     return pb.SamplingParams(**asdict(sampling) | {"bad_words": words})
 
@@ -194,7 +195,7 @@ def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
     return pb.Accepted(
         request_id=accepted.request_id,
         prompt_token_count=accepted.num_prompt_tokens,
-        sampling=_sampling_to_pb(accepted.sampling),
+        sampling=sampling_to_pb(accepted.sampling),
         max_new_tokens=accepted.max_new_tokens,
         truncated_tokens=accepted.num_truncated_tokens,
     )

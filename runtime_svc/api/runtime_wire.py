@@ -14,7 +14,7 @@ from bundle.errors import FieldViolation
 from bundle.manifest import Manifest
 from edge.request_id import REQUEST_ID, make_id_violation
 from runtime_svc.admission.capabilities import Capabilities
-from runtime_svc.api.generation_wire import duration_to_pb
+from runtime_svc.api.generation_wire import duration_to_pb, sampling_to_pb
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.memory import measure_kept_state, measure_kept_weights
@@ -36,6 +36,7 @@ _POLICIES = {pb.InFlightPolicy.Value(f"IN_FLIGHT_POLICY_{policy.name}"): policy 
 #: Fields of capabilities that the API has under their own names, and as they are.
 _SAME_CAPABILITIES = set(pb.Capabilities.DESCRIPTOR.fields_by_name) - {
     "default_sampling",
+    "default_parameters",
     "max_new_tokens",
     "submodels",
 }
@@ -239,7 +240,10 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
     if capabilities is None:
         return None
     default = capabilities.default_sampling
+    parameters = sampling_to_pb(default)
+    parameters.ClearField("seed")
     return pb.Capabilities(
+        default_parameters=parameters,
         default_sampling=pb.DefaultSampling(
             **{name: getattr(default, name) for name in pb.DefaultSampling.DESCRIPTOR.fields_by_name}
         ),

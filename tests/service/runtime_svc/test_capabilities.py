@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from kiln.runtime.v1 import generation_pb2 as generation
@@ -36,6 +37,18 @@ async def test_every_capability_is_told(served: Runtime) -> None:
         chat=True,
         chat_templates=["default"],
         default_sampling=pb.DefaultSampling(temperature=0.0, top_k=0, top_p=1.0),
+        default_parameters=generation.SamplingParams(
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            frequency_penalty=0.0,
+            presence_penalty=0.0,
+            repetition_penalty=1.0,
+            typical_p=1.0,
+            no_repeat_ngram_size=0,
+            min_new_tokens=0,
+        ),
         eos_token_ids=[2],
         max_new_tokens=7,
         text=True,
@@ -95,6 +108,19 @@ async def test_unset_sampling_values_are_those_that_the_checkpoint_names(served:
     request.sampling.CopyFrom(generation.SamplingParams(top_p=0.5, seed=9))
     accepted = (await served.generation.Generate(request).read()).accepted
     assert (accepted.sampling.temperature, accepted.sampling.top_p) == (pytest.approx(0.6), pytest.approx(0.5))
+
+
+async def test_penalties_that_the_checkpoint_names_are_values_of_requests(served: Runtime) -> None:
+    named = GenerationDefaults(repetition_penalty=1.5, no_repeat_ngram_size=3, bad_words=((4, 5),))
+    sampling = msgspec.structs.replace(GREEDY, mode="host", dynamic=True)
+    deployment = await served.deploy(flags=("logits",), sampling=sampling, serving=Serving(generation=named))
+    told = deployment.capabilities.default_parameters
+    assert (told.repetition_penalty, told.no_repeat_ngram_size) == (1.5, 3)
+    assert ([[*word.ids] for word in told.bad_words], told.min_p, told.HasField("seed")) == ([[4, 5]], 0.0, False)
+    request = token_request([3], 4)
+    request.sampling.CopyFrom(generation.SamplingParams(repetition_penalty=1.0))
+    accepted = (await served.generation.Generate(request).read()).accepted.sampling
+    assert (accepted.repetition_penalty, accepted.no_repeat_ngram_size) == (1.0, 3)
 
 
 async def test_what_a_bundle_lacks_is_told_and_refused_by_name(served: Runtime) -> None:

@@ -30,6 +30,11 @@ _logger = logging.getLogger(__name__)
 _ARGUMENTS: Final = ("input_ids", "attention_mask", "tokenizer", "stopping_criteria")
 
 
+#: Parameters that the runtime calls as transformers does, and those that are read only for draws.
+_SAME_NAMES: Final = ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+_DRAWN: Final = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
 class KilnConfig(PreTrainedConfig):  # type: ignore[misc]
     """What transformers is to know of a deployment whose checkpoint is not here."""
 
@@ -328,11 +333,18 @@ def _describe(deployment: Deployment) -> KilnConfig:
 
 def _read_defaults(deployment: Deployment) -> GenerationConfig:
     """The parameters of a request that says none."""
-    defaults, ends = deployment.capabilities.default_sampling, [*deployment.capabilities.eos_token_ids]
-    if not defaults.temperature:
-        return GenerationConfig(eos_token_id=ends)
-    chosen = {name: getattr(defaults, name) for name in ("temperature", "top_k", "top_p")}
-    return GenerationConfig(eos_token_id=ends, do_sample=True, **chosen)
+    capabilities = deployment.capabilities
+    told = capabilities.default_parameters
+    # Older runtimes say three of them.
+    values = told if told.HasField("temperature") else capabilities.default_sampling
+    found = {field.name: value for field, value in values.ListFields()}
+    chosen = {name: found[name] for name in (*_SAME_NAMES, *(_DRAWN if values.temperature else ())) if name in found}
+    return GenerationConfig(
+        eos_token_id=[*capabilities.eos_token_ids],
+        do_sample=values.temperature > 0,
+        bad_words_ids=[[*word.ids] for word in told.bad_words] or None,
+        **chosen,
+    )
 
 
 def _read_prompts(input_ids: Tensor, mask: Tensor) -> list[list[int]]:

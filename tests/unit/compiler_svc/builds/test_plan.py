@@ -2,12 +2,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving
+from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, Tokens
 from compiler_svc.config import NeuronConfig, resolve_config
-from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.state import KeptAs
-from compiler_svc.planning.build_plan import choose_generation_defaults, choose_kept, choose_sampling, plan_build
+from compiler_svc.planning.build_plan import choose_kept, plan_build
+from compiler_svc.planning.sampling import choose_generation_defaults, choose_sampling, warn_of_unserved_generation
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from tests.checkpoints.random_weights import write_checkpoint
@@ -88,7 +90,9 @@ def test_scales_that_a_checkpoint_lacks_are_named(tmp_path: Path) -> None:
 
 
 LLAMA: dict[str, Any] = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+PENALIZED: dict[str, Any] = {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
 DYNAMIC = {"dynamic": True, "global_topk": 64}
+TOKENS = Tokens(vocab_size=128, bos=None, eos=(2,), pad=0)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,22 @@ DYNAMIC = {"dynamic": True, "global_topk": 64}
         # transformers is greedy without do_sample, whatever else the file says.
         ({"temperature": 0.6}, DYNAMIC, None),
         ({}, DYNAMIC, None),
+        # Penalties and exclusions hold for greedy tokens, too, where the host picks them.
+        (PENALIZED, None, GenerationDefaults(repetition_penalty=1.1, no_repeat_ngram_size=3, min_new_tokens=2)),
+        ({"min_p": 0.1}, None, None),
+        (PENALIZED, DYNAMIC, None),
+        (LLAMA | {"min_p": 0.1, "typical_p": 0.9}, DYNAMIC, GenerationDefaults(temperature=0.6, top_p=0.9)),
+        (
+            LLAMA | {"min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.0},
+            None,
+            GenerationDefaults(temperature=0.6, top_p=0.9, min_p=0.1, typical_p=0.9),
+        ),
+        # An end is no bad word in transformers, and what the model does not have cannot be generated.
+        (
+            {"bad_words_ids": [[2], [5, 2], [6], [7, 300]], "suppress_tokens": [2, 8, 300]},
+            None,
+            GenerationDefaults(bad_words=((5, 2), (6,), (2,), (8,))),
+        ),
         # The configuration says how to sample, or that requests cannot choose.
         (LLAMA, DYNAMIC | {"do_sample": True}, None),
         (LLAMA, {}, None),
@@ -113,18 +133,38 @@ DYNAMIC = {"dynamic": True, "global_topk": 64}
 def test_generation_defaults(
     file: dict[str, Any], on_device: dict[str, Any] | None, expected: GenerationDefaults | None
 ) -> None:
-    assert choose_generation_defaults(file, resolve(on_device_sampling_config=on_device)) == expected
+    assert choose_generation_defaults(file, resolve(on_device_sampling_config=on_device), TOKENS) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("do_sample", "yes"), ("temperature", -1), ("temperature", "hot"), ("top_k", -2), ("top_k", 1.5), ("top_p", 1.5)],
+    [
+        *[("do_sample", "yes"), ("temperature", -1), ("temperature", "hot")],
+        *[("top_k", -2), ("top_k", 1.5), ("top_p", 1.5), ("min_p", 2), ("typical_p", 0)],
+        *[("repetition_penalty", 0), ("repetition_penalty", True), ("no_repeat_ngram_size", 1.5)],
+        *[("min_new_tokens", -1), ("bad_words_ids", [3]), ("bad_words_ids", [[]]), ("suppress_tokens", [-1])],
+    ],
 )
 def test_generation_defaults_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(ModelConfigInvalid) as caught:
-        choose_generation_defaults(LLAMA | {name: value}, resolve(on_device_sampling_config=DYNAMIC))
+        choose_generation_defaults(LLAMA | {name: value}, resolve(on_device_sampling_config=None), TOKENS)
     (violation,) = caught.value.violations
     assert violation.field == f"generation_config.{name}"
+
+
+def test_more_bad_words_than_requests_may_name_are_refused() -> None:
+    many = {"suppress_tokens": [*range(1025)]}
+    with pytest.raises(ModelNotServed, match="got '1025 tokens'; accepted: at most 1024"):
+        choose_generation_defaults(many, resolve(on_device_sampling_config=None), replace(TOKENS, vocab_size=2048))
+
+
+@pytest.mark.parametrize("on_device", [None, DYNAMIC])
+def test_what_is_no_default_is_named(on_device: dict[str, Any] | None) -> None:
+    file = PENALIZED | {"epsilon_cutoff": 0.1, "num_beams": 4, "min_p": 0.0, "bad_words_ids": [[4]], "top_h": None}
+    named = [*warn_of_unserved_generation(file, resolve(on_device_sampling_config=on_device))]
+    by_executables = ["repetition_penalty: 1.1", "no_repeat_ngram_size: 3", "min_new_tokens: 2", "bad_words_ids: [[4]]"]
+    expected = ["epsilon_cutoff: 0.1", "num_beams: 4", *(by_executables if on_device else [])]
+    assert named == [f"generation_config.{one} is no default of requests here" for one in expected]
 
 
 def test_limits_are_those_of_the_executables(tmp_path: Path) -> None:

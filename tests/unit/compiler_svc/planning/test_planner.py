@@ -278,9 +278,9 @@ class TestRefusals:
 
 def test_generation_defaults_that_are_not_served_are_named(planner: Planner, models: Path) -> None:
     directory = write_checkpoint(models / "penalized")
-    values = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.05, "num_beams": 1, "min_p": None}
+    values = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.05, "num_beams": 4, "min_p": None}
     (directory / "generation_config.json").write_text(json.dumps(values))
-    warning = "generation_config.repetition_penalty: 1.05 is no default of requests here"
+    warning = "generation_config.num_beams: 4 is no default of requests here"
     assert plan(planner, "penalized", "cpu", optimization_level=0).warnings == (warning,)
 
 
