@@ -1,7 +1,8 @@
 """Changes logits before a token is picked, as the processors of Hugging Face's `generate` do and in their order.
 
 logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size, bad words, allowed tokens,
-min_new_tokens, forced first tokens; then, by `sampling`, temperature, top_k and top_p; then min_p and typical_p.
+min_new_tokens, what a constraint allows, forced first tokens; then, by `sampling`, temperature, top_k and top_p; then
+min_p and typical_p.
 
 Each function but the first takes one row, and what it needs to know of the row's sequence: the tokens of its prompt,
 those that were generated. Token ids are int64, logits f32 [V]; results are new tensors. What is excluded gets negative
@@ -65,9 +66,12 @@ def process(logits: Tensor, row: ProcessedRow) -> Tensor:
         left = exclude_tokens(left, row.ends)
     if asked.allowed_token_ids:
         left = allow_only(left, asked.allowed_token_ids)
+    if row.mask is not None:
+        logits, left = apply_mask(logits, row.mask), apply_mask(left, row.mask)
     if left.amax() > _EXCLUDED:
         return left
-    return allow_only(logits, asked.allowed_token_ids) if asked.allowed_token_ids else logits
+    left = allow_only(logits, asked.allowed_token_ids) if asked.allowed_token_ids else logits
+    return left if left.amax() > _EXCLUDED else logits
 
 
 def cut(ids: Tensor, weights: Tensor, asked: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -122,6 +126,13 @@ def allow_only(logits: Tensor, allowed: Sequence[int]) -> Tensor:
     """Excludes all tokens but the allowed ones."""
     ids = torch.tensor(allowed, dtype=torch.int64)
     return torch.full_like(logits, _EXCLUDED).index_copy(0, ids, logits[ids])
+
+
+def apply_mask(logits: Tensor, mask: bytes) -> Tensor:
+    """Excludes the tokens whose bits are not set in `mask`, int32 words of 32 tokens each."""
+    words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
+    bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    return logits.masked_fill(bits.view(-1)[: len(logits)] == 0, _EXCLUDED)
 
 
 def exclude_tokens(logits: Tensor, excluded: Sequence[int]) -> Tensor:

@@ -31,6 +31,7 @@ class ProcessedRow(msgspec.Struct, frozen=True):
         prompt: Tokens of its sequence's prompt, int32 in the order of the machine's bytes.
         generated: The same of the tokens that were generated so far.
         ends: Tokens that would end the sequence, and must not yet.
+        mask: The tokens that its constraint allows, as `text.constraint.NextTokens` has them; None without one.
     """
 
     row: int
@@ -38,6 +39,7 @@ class ProcessedRow(msgspec.Struct, frozen=True):
     prompt: bytes
     generated: bytes
     ends: tuple[int, ...] = ()
+    mask: bytes | None = None
 
 
 class Step(msgspec.Struct, frozen=True):

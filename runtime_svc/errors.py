@@ -53,6 +53,14 @@ class PromptLimitExceeded(RuntimeServiceError, code="INVALID_ARGUMENT"):
     limit: str
 
 
+class ConstraintLimitExceeded(RuntimeServiceError, code="INVALID_ARGUMENT"):
+    """A constraint that takes too long or too much memory to compile, or to keep while a sequence is generated."""
+
+    violation = FieldViolation("{field}", "reaches a limit: {limit}", "a constraint that takes less to keep")
+    field: str
+    limit: str
+
+
 class DeploymentNotFound(RuntimeServiceError, code="NOT_FOUND"):
     """An id that names no deployment."""
 

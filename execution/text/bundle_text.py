@@ -9,6 +9,7 @@ from bundle.manifest import choose_template
 from execution.text.chat_template import ChatTemplate
 from execution.text.control import Load, SequenceTokens, TokenPiece
 from execution.text.detokenizer import Detokenizer
+from execution.text.matchers import Matchers
 from execution.text.prompt import ChatPrompt
 from execution.text.tokenizer import Tokenizer, read_special_tokens
 from execution.text.tools import parse_object
@@ -17,14 +18,20 @@ from execution.text.tools import parse_object
 class BundleText:
     """Converts prompts to tokens and tokens to text. Whatever it does may take for ever, and any amount of memory."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_templates: Mapping[str, ChatTemplate]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_templates: Mapping[str, ChatTemplate], matchers: Matchers | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self._chat_templates = chat_templates
+        #: What a process for constraints does, and none else.
+        self.matchers = matchers
 
     @classmethod
     def load(cls, load: Load) -> BundleText:
         """Reads the files of a `Load`; raises ValueError if one cannot be read."""
         tokenizer = Tokenizer(Path(load.tokenizer))
+        if load.matches:
+            return cls(tokenizer, {}, Matchers(tokenizer, load.vocab_size, load.eos))
         if not load.chat_templates:
             return cls(tokenizer, {})
         special_tokens = find_special_tokens(load, tokenizer)

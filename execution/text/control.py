@@ -10,6 +10,7 @@ from typing import Final, Self
 import msgspec
 
 from bundle.manifest import Tokens
+from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
 from execution.text.prompt import ChatPrompt
 from execution.text.token_table import TokenTable
 
@@ -28,12 +29,18 @@ class Load(_Message, frozen=True):
         tokenizer_config: Path of a `tokenizer_config.json`, which has the special tokens that templates get.
         special_ids: Their ids if there is no such file, by name.
         chat_templates: Jinja source of each chat template, by name.
+        vocab_size: Of the model.
+        eos: The tokens that end a sequence.
+        matches: Whether the process is for constraints alone.
     """
 
     tokenizer: str
     tokenizer_config: str | None = None
     special_ids: dict[str, int] = {}
     chat_templates: dict[str, str] = {}
+    vocab_size: int = 0
+    eos: tuple[int, ...] = ()
+    matches: bool = False
 
     @classmethod
     def of(
@@ -51,6 +58,8 @@ class Load(_Message, frozen=True):
             tokenizer_config=None if tokenizer_config is None else str(tokenizer_config),
             special_ids={name: token_id for name, token_id in ids.items() if token_id is not None},
             chat_templates=dict(chat_templates),
+            vocab_size=tokens.vocab_size,
+            eos=tokens.eos,
         )
 
 
@@ -103,6 +112,20 @@ class DecodeStep(_Message, frozen=True):
     sequences: list[SequenceTokens]
 
 
+class CompileConstraint(_Message, frozen=True):
+    """Compile a constraint, to find out whether that ends. The answer is `Compiled`, or `Refused`."""
+
+    constraint: Constraint
+
+
+class Follow(_Message, frozen=True):
+    """Find the tokens that may come next in sequences. The answer is `Followed`."""
+
+    sequences: list[ConstrainedSequence]
+    #: Numbers of sequences that have ended.
+    ended: list[int]
+
+
 class Loaded(_Message, frozen=True):
     """The files have been read.
 
@@ -143,8 +166,20 @@ class DecodedStep(_Message, frozen=True):
     sequences: list[list[TokenPiece]]
 
 
+class Compiled(_Message, frozen=True):
+    """The mask of the first token, as `NextTokens` has it."""
+
+    mask: bytes
+
+
+class Followed(_Message, frozen=True):
+    """What may come next in each sequence."""
+
+    sequences: list[NextTokens]
+
+
 class Refused(_Message, frozen=True):
-    """The template or the tokenizer refuses the prompt."""
+    """The template or the tokenizer refuses the prompt, or a constraint cannot be kept."""
 
     detail: str
     is_unbounded: bool = False
@@ -154,8 +189,8 @@ class OutOfMemory(_Message, frozen=True):
     """The work needs more memory than the process may have."""
 
 
-Work = EncodeText | EncodeChat | Decode | DecodeStep
-Answer = Loaded | Unreadable | Encoded | Decoded | DecodedStep | Refused | OutOfMemory
+Work = EncodeText | EncodeChat | Decode | DecodeStep | CompileConstraint | Follow
+Answer = Loaded | Unreadable | Encoded | Decoded | DecodedStep | Compiled | Followed | Refused | OutOfMemory
 
 decode_load = msgspec.msgpack.Decoder(Load).decode
 decode_work: Callable[[bytes], Work] = msgspec.msgpack.Decoder(Work).decode

@@ -19,6 +19,8 @@ from execution.text.bundle_text import BundleText
 from execution.text.chat_template import ChatTemplateError, ChatTemplateUnbounded
 from execution.text.control import (
     Answer,
+    CompileConstraint,
+    Compiled,
     Decode,
     Decoded,
     DecodedStep,
@@ -26,6 +28,8 @@ from execution.text.control import (
     EncodeChat,
     Encoded,
     EncodeText,
+    Follow,
+    Followed,
     Load,
     Loaded,
     OutOfMemory,
@@ -65,6 +69,8 @@ def _load(load: Load) -> tuple[BundleText | None, Answer]:
     try:
         text = BundleText.load(load)
         tokenizer = text.tokenizer
+        if text.matchers is not None:
+            return text, Loaded(max_token_bytes=0, table=None, texts=[])
         table = tokenizer.make_table()
         texts = [] if table is not None else tokenizer.list_texts()
         return text, Loaded(
@@ -93,6 +99,11 @@ def _answer(text: BundleText, work: Work, _report: ProgressSink) -> Answer:
 
 def _do(text: BundleText, work: Work) -> Answer:
     match work:
+        case CompileConstraint(constraint=constraint) if text.matchers is not None:
+            return Compiled(mask=text.matchers.compile(constraint))
+        case Follow(sequences=sequences, ended=ended) if text.matchers is not None:
+            text.matchers.forget(ended)
+            return Followed(sequences=[text.matchers.follow(one) for one in sequences])
         case EncodeText(text=prompt):
             return Encoded(token_ids=pack_ids(text.encode_text(prompt)))
         case EncodeChat(prompt=chat):
@@ -101,6 +112,7 @@ def _do(text: BundleText, work: Work) -> Answer:
             return Decoded(text=text.tokenizer.decode(unpack_ids(packed).tolist(), skip_special_tokens=skip))
         case DecodeStep(sequences=sequences):
             return DecodedStep(sequences=[text.detokenize(one) for one in sequences])
+    raise ValueError("this process is for constraints alone, or for all else")
 
 
 def _describe(error: BaseException) -> str:

@@ -68,10 +68,18 @@ class Tokenizer(TokenDecoder):
         """Returns a table that decodes as this does; None if no table can."""
         return build_table(self._tokenizer)
 
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest id."""
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def to_json(self) -> str:
+        """Returns it as a `tokenizer.json` has it, without truncation and padding."""
+        return str(self._tokenizer.to_str())
+
     def list_texts(self) -> list[str]:
         """Returns `token_text` of every token, by id."""
-        num_ids = max(self._tokenizer.get_vocab().values(), default=-1) + 1
-        return [self.token_text(token_id) for token_id in range(num_ids)]
+        return [self.token_text(token_id) for token_id in range(self.num_ids)]
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:

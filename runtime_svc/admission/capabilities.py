@@ -71,6 +71,7 @@ class Capabilities:
     speculation_length: int = 0
     chat_templates: tuple[str, ...] = ()
     logit_processors: bool = False
+    constraints: bool = False
     prefix_caching: bool = False
     sessions: bool = False
     max_num_sequences: int = 1
@@ -108,6 +109,7 @@ class Capabilities:
             chat=tokenizer is not None and bool(tokenizer.all_templates),
             chat_templates=() if tokenizer is None else tuple(sorted(tokenizer.all_templates)),
             logit_processors=sampling.mode == "host",
+            constraints=sampling.mode == "host" and tokenizer is not None and bool(manifest.tokens.eos),
             default_sampling=_default_sampling_of(manifest),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,

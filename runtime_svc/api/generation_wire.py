@@ -15,6 +15,7 @@ from bundle.errors import KilnError
 from edge.access.principal import ANONYMOUS, Principal
 from edge.status import status_from_error
 from execution.sampling_parameters import PARAMETERS, SamplingParams
+from execution.text.constraint import Constraint
 from execution.text.prompt import (
     ChatMessage,
     ChatPrompt,
@@ -26,6 +27,7 @@ from execution.text.prompt import (
     ToolCall,
 )
 from runtime_svc.admission.calls import UNSERVED, CaptureCall, GenerationCall
+from runtime_svc.admission.constraints import MAX_CHOICES
 from runtime_svc.admission.sessions import SessionCall
 from runtime_svc.admission.stalls import StallCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
@@ -61,6 +63,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         cache_salt=request.cache_salt,
         adapter=request.adapter,
         num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
+        constraint=_constraint_from_pb(request.constraint) if request.HasField("constraint") else None,
         unserved=dict(_find_unserved(request)),
     )
 
@@ -177,6 +180,18 @@ def _find_unserved(request: pb.GenerateRequest) -> Iterator[tuple[str, object]]:
 
 def _capture_from_pb(capture: pb.InputCapture) -> CaptureCall:
     return CaptureCall(capture.first_step, capture.num_steps if capture.HasField("num_steps") else None)
+
+
+def _constraint_from_pb(constraint: pb.OutputConstraint) -> Constraint:
+    # Without a kind that this code knows, it is one that admission refuses.
+    kind = constraint.WhichOneof("constraint") or "choices"
+    text = getattr(constraint, kind)
+    return Constraint(
+        kind=kind,
+        text=text if isinstance(text, str) else "",
+        choices=tuple(islice(constraint.choices.texts, MAX_CHOICES + 1)),
+        json_whitespace=constraint.json_whitespace,
+    )
 
 
 def _session_from_pb(request: pb.GenerateRequest) -> SessionCall | None:

@@ -314,6 +314,7 @@ class Deployment:
         await serving.workers.run_if_large(size, check_call, call, capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
+        mask = await serving.text.compile(call.constraint)
         token_ids = await self._encode(call.prompt)
         requests = admit(call, token_ids, capabilities, now_s=now_s)
         if (record := self.adapters.find(call.caller, call.adapter)) is not None:
@@ -325,6 +326,7 @@ class Deployment:
             adapter = self._find_adapter(call, serving.engine)
             for request in requests:
                 request.adapter = adapter
+                request.constrained = serving.text.constrain(call.constraint, mask)
             texts = [serving.text.sequence_text(call.stop_strings) for _ in requests]
             stream = serving.engine.submit(requests, texts, deadline_s=deadline_s)
         except BaseException:

@@ -82,6 +82,9 @@ class Loader:
             text = await opening
             if text.decodes_steps:
                 engine.requests.decode_step = text.decode_step
+            if text.constraints is not None:
+                engine.requests.constraints.follow = text.constraints.follow
+                engine.requests.constraints.on_end = text.constraints.end
             capabilities = Capabilities.from_manifest(
                 bundle.manifest,
                 input_capture=self.captures is not None,

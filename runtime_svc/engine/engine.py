@@ -288,6 +288,8 @@ class Engine:
         if self.requests.decode_step is not None:
             await self.requests.decode(running.plan, outcome.tokens)
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
+        if self.requests.constraints.running:
+            self.requests.constraints.note_tokens([row.row.request for row in rows])
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 
     async def _begin_next(self) -> _RunningStep | None:
@@ -299,6 +301,8 @@ class Engine:
             raise error
         if tainted := self.requests.take_tainted_blocks():
             await self.ranks.zero_state(tainted)
+        if self.requests.constraints.running:
+            await self.requests.constraints.wait()
         plan = self.scheduler.schedule()
         if plan is None:
             return None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from bundle.errors import KilnError
 from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.capture import InputCapture
+from runtime_svc.text.constraints import ConstrainedOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,8 @@ class Request:
     adapter_slot: int | None = None
     #: The session that it continues, if the client names one.
     session: Session | None = None
+    #: What its text must match, if it must; it stands still while its next mask is being found.
+    constrained: ConstrainedOutput | None = None
     #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
@@ -247,6 +250,11 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that may still be generated."""
         return self.stop.max_new_tokens - len(self.output_token_ids)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether no step may compute it now."""
+        return self.is_paused or (self.constrained is not None and self.constrained.mask is None)
 
     @property
     def runs_alone(self) -> bool:

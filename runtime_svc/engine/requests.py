@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bundle.errors import KilnError
 from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.constraints import ConstrainedRequests
 from runtime_svc.engine.pauses import PausedRequests
 from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
@@ -65,6 +66,8 @@ class RequestTable:
         self._tainted_blocks: set[int] = set()
         #: What requests continue.
         self.sessions = SessionTable(scheduler.kv, config.session_limits, now=self._loop.time)
+        #: Those whose output must match something.
+        self.constraints = ConstrainedRequests(wake=wake, end=self.end_sequence)
         #: The prompts that may have cost ranks.
         self.suspects = SuspectPrompts()
         self._became_empty = asyncio.Event()
@@ -122,6 +125,8 @@ class RequestTable:
         )
         self._publishers[request] = SequencePublisher(request, text, stream)
         self.num_captures += request.capture is not None
+        if request.constrained is not None:
+            self.constraints.running.add(request)
         self._scheduler.add(request)
         return stream
 
@@ -141,9 +146,9 @@ class RequestTable:
         call = self._calls.get(request.call_id)
         if call is None or request not in call.requests:
             return 0
-        return sum([self._end_sequence(one, finish) for one in call.requests])
+        return sum([self.end_sequence(one, finish) for one in call.requests])
 
-    def _end_sequence(self, request: Request, finish: Finish) -> bool:
+    def end_sequence(self, request: Request, finish: Finish) -> bool:
         """Ends one sequence unless it has ended; returns whether this call did."""
         self.publish()
         if not request.claim_finish(finish, self._loop.time()):
@@ -160,7 +165,7 @@ class RequestTable:
                 first = row.num_cached // self._scheduler.kv.block_tokens
                 self._tainted_blocks.update(row.placement.blocks[first:])
                 error = NumericsInvalid(row.request.request_id, row.request.num_tokens)
-                if self._end_sequence(row.request, Finish(FinishReason.ERROR, error=error)):
+                if self.end_sequence(row.request, Finish(FinishReason.ERROR, error=error)):
                     self._scheduler.statistics.invalid_requests += 1
 
     async def decode(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> None:
@@ -173,7 +178,7 @@ class RequestTable:
             errors = await self.decode_step([(text, tokens[row.row]) for row, text in zip(rows, texts, strict=True)])
             for row, error in zip(rows, errors, strict=True):
                 if error is not None:
-                    self._end_sequence(row.request, Finish(FinishReason.ERROR, error=error))
+                    self.end_sequence(row.request, Finish(FinishReason.ERROR, error=error))
 
     def note_loss(self, requests: Collection[Request]) -> None:
         """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
@@ -254,6 +259,8 @@ class RequestTable:
         statistics.finished[finish.reason] += 1
         statistics.request_s.observe(timeline.ended_s - timeline.arrived_s)
         self.num_captures -= request.capture is not None
+        if request.constrained is not None:
+            self.constraints.forget(request)
         if self.suspects.entries and finish.reason in _GOOD_ENDS:
             self.suspects.forget(request)
         if request.is_paused:

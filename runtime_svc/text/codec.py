@@ -9,6 +9,7 @@ from typing import Final
 
 from bundle.errors import KilnError
 from execution.forkserver.client import ForkserverClient
+from execution.text.constraint import Constraint
 from execution.text.control import (
     Decode,
     Decoded,
@@ -29,6 +30,7 @@ from execution.text.detokenizer import Detokenizer
 from execution.text.handle import TextLimits, TextProcess
 from execution.text.prompt import Prompt, TextPrompt, TokenPrompt, prompt_size
 from execution.text.token_table import make_decoder
+from runtime_svc.text.constraints import ConstrainedOutput, ConstraintProcesses
 from runtime_svc.text.text_queue import TextQueue, TextWorkers
 
 _ENCODING: Final = "making tokens of the prompt"
@@ -42,8 +44,16 @@ class TextCodec:
     bundle's decoder needs more than a table. If the bundle has no tokenizer, the codec takes only token ids.
     """
 
-    def __init__(self, queue: TextQueue | None, loaded: Loaded | None, workers: TextWorkers) -> None:
+    def __init__(
+        self,
+        queue: TextQueue | None,
+        loaded: Loaded | None,
+        workers: TextWorkers,
+        constraints: ConstraintProcesses | None = None,
+    ) -> None:
         self._queue = queue
+        #: What keeps text within constraints; None without a tokenizer.
+        self.constraints = constraints
         self._workers = workers
         self._decoder = None if loaded is None or loaded.table is None else make_decoder(loaded.table)
         self._texts = () if loaded is None else tuple(loaded.texts)
@@ -66,7 +76,8 @@ class TextCodec:
             return cls(None, None, workers)
         start = partial(TextProcess.start, load, forkserver, limits)
         process = await start()
-        return cls(TextQueue(deployment_id, process, start), process.loaded, workers)
+        constraints = ConstraintProcesses(deployment_id, load, forkserver, limits)
+        return cls(TextQueue(deployment_id, process, start), process.loaded, workers, constraints)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -92,6 +103,19 @@ class TextCodec:
         call = EncodeText(text=prompt.text) if isinstance(prompt, TextPrompt) else EncodeChat(prompt=prompt)
         answer = await self._queue.run(prompt_size(prompt), call, Encoded, _ENCODING)
         return unpack_ids(answer.token_ids)
+
+    async def compile(self, constraint: Constraint | None) -> bytes | None:
+        """Returns the mask of the first token; None without a constraint. Errors are those of a Generate call."""
+        if constraint is None:
+            return None
+        assert self.constraints is not None, "there is a tokenizer"
+        return await self.constraints.compile(constraint)
+
+    def constrain(self, constraint: Constraint | None, mask: bytes | None) -> ConstrainedOutput | None:
+        """Makes the output of a new sequence with a constraint, whose first mask `compile` has found."""
+        if constraint is None or mask is None or self.constraints is None:
+            return None
+        return self.constraints.begin(constraint, mask)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Returns the text of tokens. Bytes that form no character show as U+FFFD."""
@@ -126,9 +150,11 @@ class TextCodec:
         return [None] * len(new_tokens)
 
     async def close(self) -> None:
-        """Ends the process. Calling it again is harmless."""
+        """Ends the processes. Calling it again is harmless."""
         if self._queue is not None:
             await self._queue.close()
+        if self.constraints is not None:
+            await self.constraints.close()
 
     async def _decode_alone(self, new_tokens: tuple[PiecewiseText, Sequence[int]]) -> KilnError | None:
         (error,) = await self.decode_step([new_tokens])

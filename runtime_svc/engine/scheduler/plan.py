@@ -107,7 +107,8 @@ class StepBuilder:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
                 form.put_values(inputs, "rand", row.row, (_draw(row),))
-            if row.samples and self._picks_on_host and request.sampling.is_processed:
+            is_processed = request.sampling.is_processed or request.constrained is not None
+            if row.samples and self._picks_on_host and is_processed:
                 processed.append(values.describe_processed(row))
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
@@ -143,7 +144,8 @@ class _RowValues:
         self._generated.extend(request.output_token_ids[len(self._generated) :])
         is_short = len(self._generated) < request.sampling.min_new_tokens
         ends = tuple(request.stop.stop_token_ids) if is_short else ()
-        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends)
+        mask = None if request.constrained is None else request.constrained.mask
+        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends, mask)
 
 
 def _draw(row: ScheduledRow) -> float:

@@ -102,7 +102,7 @@ class AlternatingSteps:
 
         Every request lacks `num_tokens - num_computed_tokens` tokens in the KV cache, at least one. The step computes
         all of them or the first of them, behind those that the cache turns out to hold. It leaves out requests that are
-        paused. `running` and `waiting` have the oldest request first.
+        paused, or whose masks have not come. `running` and `waiting` have the oldest request first.
 
         `kv` makes room for the tokens of a request that the step computes. If the step can give several tokens, it
         computes all of them but the last. Every request that held none and that room is reserved for is in the step.
@@ -110,7 +110,7 @@ class AlternatingSteps:
         prompts: list[Request] = []
         ready: list[Request] = []
         for request in running:
-            if not request.is_paused:
+            if not request.stands_still:
                 (ready if self._is_ready(request) else prompts).append(request)
         plan = None
         num_left = min(self.chunk_size.tokens, self._max_tokens) - self._spent_tokens
@@ -144,7 +144,9 @@ class AlternatingSteps:
         next_rows = []
         for row in rows:
             request = row.request
-            if request.is_paused or request.finish is not None or not row.samples or request.num_missing_tokens == 1:
+            is_last = request.finish is not None or not row.samples or request.num_missing_tokens == 1
+            # What a constraint allows next depends on the token that the step gives.
+            if request.is_paused or is_last or request.constrained is not None:
                 return None
             placement = kv.reserve(request, row.num_tokens + 1)
             if placement is None:

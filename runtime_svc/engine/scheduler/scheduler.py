@@ -258,7 +258,7 @@ class Scheduler:
 
         It keeps the slot of its adapter, so that no running request ever waits for one.
         """
-        oldest = next((request for request in self._running if not request.is_paused), None)
+        oldest = next((request for request in self._running if not request.stands_still), None)
         if oldest is None:
             return False
         newest = next((one for one in reversed(self._running) if one.num_computed_tokens and one is not oldest), None)

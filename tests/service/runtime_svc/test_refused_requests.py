@@ -280,7 +280,6 @@ async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
 
 
 NOT_YET: list[tuple[str, pb.GenerateRequest, str]] = [
-    ("constraint", ask(constraint=pb.OutputConstraint(json_schema="{}")), "got set; accepted: unset"),
     ("priority", ask(priority=-1), "got -1; accepted: unset or 0"),
 ]
 

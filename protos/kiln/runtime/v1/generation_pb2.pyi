@@ -135,7 +135,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def constraint(self) -> Global___OutputConstraint:
-        """Text that the output must match. Not served yet."""
+        """Text that the output must match. Not with `stop.ignore_eos` or `sampling.forced_token_ids`. Only where
+        `Capabilities.constraints` is true.
+        """
 
     @_builtins.property
     def stall_policy(self) -> Global___StallPolicy:
@@ -249,7 +251,9 @@ Global___StallPolicy: _TypeAlias = StallPolicy  # noqa: Y015
 
 @_typing.final
 class OutputConstraint(_message.Message):
-    """OutputConstraint is what the generated text must match."""
+    """OutputConstraint is what the generated text must match. A sequence ends by an end-of-sequence token, which is allowed only
+    where the text matches; one that ends otherwise, such as by `max_new_tokens`, may have the beginning of a match.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -258,14 +262,17 @@ class OutputConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    JSON_WHITESPACE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """JSON schema, as JSON text."""
+    """JSON schema, as JSON text. A keyword that cannot be kept exactly is refused, and so is a schema without a value."""
     json_object: _builtins.bool
-    """Any JSON object."""
+    """Any JSON object. Whatever the value, it is as true."""
     regex: _builtins.str
-    """Regular expression that the whole text matches."""
+    """Regular expression that the whole text matches: that of Rust, without look-around and references."""
     grammar: _builtins.str
-    """Context-free grammar in EBNF."""
+    """Context-free grammar: in EBNF with rules like `root ::= "yes" | "no"`, or else in Lark with the rule `start`."""
+    json_whitespace: _builtins.bool
+    """JSON may have white space where JSON allows it, without bound. Default false: it has none."""
     @_builtins.property
     def choices(self) -> Global___Choices:
         """One of some texts."""
@@ -278,10 +285,11 @@ class OutputConstraint(_message.Message):
         regex: _builtins.str = ...,
         grammar: _builtins.str = ...,
         choices: Global___Choices | None = ...,
+        json_whitespace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "json_whitespace", b"json_whitespace", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "grammar", "choices"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
@@ -298,7 +306,7 @@ class Choices(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts. At least one."""
+        """The texts: 1 to 1024."""
 
     def __init__(
         self,

@@ -1,0 +1,44 @@
+"""Validates the constraint of a Generate call, as far as nothing need be compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from bundle.errors import FieldViolation
+from execution.sampling_parameters import Need
+from execution.text.constraint import Constraint
+from runtime_svc.admission.quotes import quote_value
+
+#: Characters of a constraint. What takes long to compile may be much shorter.
+MAX_CONSTRAINT_CHARS: Final = 256 << 10
+MAX_CHOICES: Final = 1024
+
+
+def find_constraint_violations(
+    constraint: Constraint, sampling: Mapping[str, Any], *, ignore_eos: bool
+) -> Iterator[FieldViolation]:
+    """Names what no constraint may be, and what cannot be kept beside one."""
+    path = f"constraint.{constraint.kind}"
+    match constraint.kind:
+        case "choices" if not 1 <= len(constraint.choices) <= MAX_CHOICES:
+            yield FieldViolation(f"{path}.texts", f"{len(constraint.choices)} texts", f"1 to {MAX_CHOICES} texts")
+        case "json_schema" | "regex" | "grammar" if not constraint.text:
+            yield FieldViolation(path, "''", "at least one character")
+    if constraint.size > MAX_CONSTRAINT_CHARS:
+        yield FieldViolation(path, f"{constraint.size} characters", f"at most {MAX_CONSTRAINT_CHARS} characters")
+    if ignore_eos:
+        yield FieldViolation("stop.ignore_eos", "true", "false, beside constraint: the sequence ends where that ends")
+    if forced := sampling.get("forced_token_ids"):
+        yield FieldViolation("sampling.forced_token_ids", quote_value(forced), "unset, beside constraint")
+
+
+def find_unserved_constraint(constraint: Constraint, *, has_text: bool, has_ends: bool) -> Iterator[FieldViolation]:
+    """Says what a bundle that serves no constraints lacks."""
+    if not has_text:
+        lacking = "the bundle has no tokenizer"
+    elif not has_ends:
+        lacking = "the bundle has no end-of-sequence token"
+    else:
+        lacking = Need.HOST.value
+    yield FieldViolation("constraint", constraint.kind, f"unset: {lacking}")

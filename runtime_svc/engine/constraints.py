@@ -1,0 +1,73 @@
+"""The masks of requests whose output is constrained: asked for with each new token, and there before the next step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from bundle.errors import KilnError
+from edge.supervision import begin_task
+from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.text.constraints import ConstrainedOutput
+
+#: Outputs with the tokens of their sequences -> the error of each, or None; see `ConstraintProcesses.follow`.
+Follow = Callable[[Sequence[tuple[ConstrainedOutput, Sequence[int]]]], Awaitable[list[KilnError | None]]]
+
+#: How long a step waits for masks. Requests whose masks take longer miss it, so that they hold up no others.
+PATIENCE_S: Final = 0.003
+#: When masks that took longer are asked for again.
+_RETRY_S: Final = 0.005
+
+
+class ConstrainedRequests:
+    """Keeps the masks of running requests; those whose mask is missing stand still."""
+
+    def __init__(self, *, wake: Callable[[], None], end: Callable[[Request, Finish], object]) -> None:
+        """Calls `wake` when masks have come, and `end` for a sequence whose masks cannot be found."""
+        #: Finds masks, and hears of outputs that have ended. A deployment that serves constraints sets both.
+        self.follow: Follow | None = None
+        self.on_end: Callable[[ConstrainedOutput], None] = lambda _: None
+        self._wake = wake
+        self._end = end
+        #: Those that have not ended.
+        self.running: set[Request] = set()
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def note_tokens(self, requests: Sequence[Request]) -> None:
+        """Takes in that requests have new tokens: those that go on need other masks."""
+        following = [one for one in requests if one in self.running and one.finish is None]
+        for request in following:
+            assert request.constrained is not None, "it is followed"
+            request.constrained.mask = None
+        if following:
+            self._ask(following)
+
+    def forget(self, request: Request) -> None:
+        """Takes in that a request has ended."""
+        if request.constrained is not None:
+            self.running.discard(request)
+            self.on_end(request.constrained)
+
+    async def wait(self) -> None:
+        """Waits for masks that were asked for, but not for long."""
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=PATIENCE_S)
+
+    def _ask(self, requests: Sequence[Request]) -> None:
+        begin_task(self._find(requests), self._asking)
+
+    async def _find(self, requests: Sequence[Request]) -> None:
+        assert self.follow is not None, "constraints are served"
+        outputs = [(one.constrained, one.output_token_ids) for one in requests if one.constrained is not None]
+        late = []
+        for request, error in zip(requests, await self.follow(outputs), strict=True):
+            if request.finish is not None or request.constrained is None:
+                continue
+            if error is not None:
+                self._end(request, Finish(FinishReason.ERROR, error=error))
+            elif request.constrained.mask is None:
+                late.append(request)
+        if late:
+            asyncio.get_running_loop().call_later(_RETRY_S, self._ask, late)
+        self._wake()

@@ -1,0 +1,180 @@
+"""Compiles the constraints of requests, and keeps the masks of sequences that have one, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from bundle.errors import FieldViolation, KilnError
+from execution.forkserver.client import ForkserverClient
+from execution.text.constraint import ConstrainedSequence, Constraint
+from execution.text.control import CompileConstraint, Compiled, Follow, Followed, Load
+from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
+from execution.text.handle import TextLimits, TextProcess
+from runtime_svc.admission.quotes import quote_value
+from runtime_svc.errors import ConstraintLimitExceeded, FeatureNotServed, RequestInvalid
+from runtime_svc.text.text_queue import TextQueue
+
+#: Constraints whose first mask is remembered.
+MAX_COMPILED: Final = 256
+#: Processor time of one constraint. Most take less than a millisecond; 200 alternatives with patterns take 100 of them.
+MAX_COMPILE_S: Final = 1.0
+#: Processor time of the masks of one step.
+_MAX_FOLLOW_S: Final = 2.0
+_COMPILING: Final = "compiling the constraint"
+_FOLLOWING: Final = "finding the tokens that a constraint allows"
+
+
+@dataclass(eq=False, slots=True)
+class ConstrainedOutput:
+    """The output of one sequence with a constraint.
+
+    Attributes:
+        mask: The tokens that may come next, as `NextTokens` has them; None while that is being found out.
+        num_sent: Its tokens that the process has.
+    """
+
+    constraint: Constraint
+    number: int
+    mask: bytes | None
+    num_sent: int = 0
+
+
+class ConstraintProcesses:
+    """What finds the tokens that the constraints of one deployment's requests allow.
+
+    There are two processes, which start with the first constraint: one compiles what has just come, and is killed if
+    that does not end; the other follows sequences, with grammars that the first one has compiled. If it is lost,
+    another one gets all tokens of the sequences again.
+    """
+
+    def __init__(self, deployment_id: str, load: Load, forkserver: ForkserverClient, limits: TextLimits) -> None:
+        self._deployment_id = deployment_id
+        self._load = msgspec.structs.replace(load, matches=True)
+        self._forkserver = forkserver
+        self._limits = limits
+        self._compiler = _LateQueue(partial(self._open, min(MAX_COMPILE_S, limits.timeout_s)))
+        self._follower = _LateQueue(partial(self._open, min(_MAX_FOLLOW_S, limits.timeout_s)))
+        self._compiled = OrderedDict[Constraint, bytes]()
+        self._numbers = count()
+        self._ended: list[int] = []
+
+    async def compile(self, constraint: Constraint) -> bytes:
+        """Returns the mask of the first token.
+
+        Raises:
+            RequestInvalid: The constraint is malformed, no text matches it, or it cannot be kept exactly.
+            ConstraintLimitExceeded: To compile it takes more time or memory than it may.
+            FeatureNotServed: The tokenizer is of a kind that cannot be followed.
+        """
+        found = self._compiled.get(constraint)
+        if found is None:
+            with _naming(constraint):
+                found = self._compiled[constraint] = await self._compile(constraint)
+        self._compiled.move_to_end(constraint)
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return found
+
+    async def _compile(self, constraint: Constraint) -> bytes:
+        # It will be needed soon, and takes a while.
+        self._follower.start()
+        queue = await self._compiler.get()
+        call = CompileConstraint(constraint=constraint)
+        return (await queue.run(constraint.size, call, Compiled, _COMPILING)).mask
+
+    def begin(self, constraint: Constraint, mask: bytes) -> ConstrainedOutput:
+        """Makes the output of a new sequence with a constraint that has been compiled to `mask`."""
+        return ConstrainedOutput(constraint, next(self._numbers), mask)
+
+    def end(self, output: ConstrainedOutput) -> None:
+        """Takes in that a sequence has ended."""
+        self._ended.append(output.number)
+
+    async def follow(self, outputs: Sequence[tuple[ConstrainedOutput, Sequence[int]]]) -> list[KilnError | None]:
+        """Finds the masks of outputs, which come with all tokens of their sequences; returns the error of each.
+
+        A mask stays None without an error if it takes longer than others: then the caller asks again.
+        """
+        ended, self._ended = self._ended, []
+        call = Follow(sequences=[_describe(output, tokens) for output, tokens in outputs], ended=ended)
+        try:
+            queue = await self._follower.get()
+            answer = await queue.run(None, call, Followed, _FOLLOWING)
+        except KilnError as error:
+            if len(outputs) == 1:
+                return [error]
+            # Only the sequence that the process does not end with fails.
+            return [(await self.follow([one]))[0] for one in outputs]
+        errors: list[KilnError | None] = []
+        for (output, tokens), found in zip(outputs, answer.sequences, strict=True):
+            output.num_sent = 0 if found.state in ("UNKNOWN", "BUILDING") else len(tokens)
+            output.mask = found.mask if found.state == "KNOWN" else None
+            is_over = found.state == "FAILED"
+            errors.append(ConstraintLimitExceeded("constraint", found.detail) if is_over else None)
+        return errors
+
+    async def close(self) -> None:
+        """Ends the processes. Calling it again is harmless."""
+        await asyncio.gather(self._compiler.close(), self._follower.close())
+
+    async def _open(self, timeout_s: float) -> TextQueue:
+        start = partial(TextProcess.start, self._load, self._forkserver, replace(self._limits, timeout_s=timeout_s))
+        return TextQueue(self._deployment_id, await start(), start)
+
+
+class _LateQueue:
+    """A queue whose process starts when it is asked for first; a start that failed is tried again."""
+
+    def __init__(self, open_: Callable[[], Awaitable[TextQueue]]) -> None:
+        self._open = open_
+        self._opening: asyncio.Future[TextQueue] | None = None
+
+    def start(self) -> asyncio.Future[TextQueue]:
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.ensure_future(self._open())
+            # Marks an error as retrieved: the next caller begins anew.
+            self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._opening
+
+    async def get(self) -> TextQueue:
+        return await asyncio.shield(self.start())
+
+    async def close(self) -> None:
+        if self._opening is None:
+            return
+        if not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if not self._opening.cancelled() and self._opening.exception() is None:
+            await self._opening.result().close()
+
+
+@contextmanager
+def _naming(constraint: Constraint) -> Iterator[None]:
+    """Turns errors of the process that compiles in the block into errors of a call's field."""
+    field = f"constraint.{constraint.kind}"
+    try:
+        yield
+    except TextRefused as error:
+        given = quote_value(constraint.text or ", ".join(constraint.choices))
+        accepted = f"a constraint that can be kept: {error.detail}"
+        raise RequestInvalid([FieldViolation(field, given, accepted, quotes_text=True)]) from error
+    except TextLimitExceeded as error:
+        raise ConstraintLimitExceeded(field, error.limit) from error
+    except TextInvalid as error:
+        accepted = f"unset: the bundle's tokenizer is of a kind without constraints: {error.detail}"
+        raise FeatureNotServed([FieldViolation("constraint", constraint.kind, accepted)]) from error
+
+
+def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:
+    start = output.num_sent
+    return ConstrainedSequence(output.number, start, list(tokens[start:]), None if start else output.constraint)

@@ -1,0 +1,109 @@
+"""Constrained output of the shipped model, from the request to text that matches."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import jsonschema
+import pytest
+from grpc_status import rpc_status
+from kiln.runtime.v1 import generation_pb2 as pb
+
+from tests.servers.refusals import expect, read_refusal
+from tests.servers.stack import Stack, tokens_of
+from tests.system.conftest import CONFIG, TINY
+
+PERSON = {
+    "$defs": {"name": {"type": "string", "pattern": "^[A-Z][a-z]{2,8}$"}},
+    "type": "object",
+    "properties": {
+        "name": {"$ref": "#/$defs/name"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "friends": {"type": "array", "items": {"$ref": "#/$defs/name"}, "maxItems": 2},
+        "mood": {"enum": ["glad", "sad", None]},
+    },
+    "required": ["name", "age", "friends", "mood"],
+    "additionalProperties": False,
+}
+DATE, WORD = r"[12]\d{3}-[01]\d-[0-3]\d", re.compile(r"(red|green|blue)( (red|green|blue)){1,3}")
+EBNF = 'root ::= color (" " color)+\ncolor ::= "red" | "green" | "blue"'
+
+
+@pytest.fixture(scope="module")
+def picking(stack: Stack) -> Iterator[str]:
+    """The shipped model at -O0, whose tokens the host picks."""
+    config = {name: value for name, value in CONFIG["neuron_config"].items() if name != "on_device_sampling_config"}
+    stack.provide("picking", TINY, {"neuron_config": config})
+    with stack.deployed("picking"):
+        yield "picking"
+
+
+def ask(deployment: str, constraint: pb.OutputConstraint, seed: int = 1, **options: Any) -> pb.GenerateRequest:
+    sampling = pb.SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=seed, **options.pop("sampling", {}))
+    return pb.GenerateRequest(
+        deployment_id=deployment,
+        text="Tell me of Anna.",
+        sampling=sampling,
+        constraint=constraint,
+        stop=pb.StopConditions(max_new_tokens=150),
+        **options,
+    )
+
+
+def text_of(events: list[pb.GenerateResponse], index: int = 0) -> str:
+    own = [event for event in events if event.sequence_index == index]
+    assert own[-1].finished.reason == pb.FINISH_REASON_STOP_TOKEN, own[-1]
+    return "".join(event.delta.text for event in own)
+
+
+def test_sequences_of_several_calls_match_their_constraints(stack: Stack, picking: str) -> None:
+    """At temperature 1, side by side with one another and with calls that have none."""
+    schema = pb.OutputConstraint(json_schema=json.dumps(PERSON))
+    plain = pb.GenerateRequest(deployment_id=picking, text="Once", stop=pb.StopConditions(max_new_tokens=20))
+    calls = [
+        ask(picking, schema, seed=1, num_sequences=3),
+        ask(picking, pb.OutputConstraint(regex=DATE), seed=2),
+        ask(picking, pb.OutputConstraint(choices=pb.Choices(texts=["yes", "no", "perhaps"])), seed=3),
+        ask(picking, pb.OutputConstraint(grammar=EBNF), seed=4),
+        plain,
+    ]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        answers = list(pool.map(lambda call: list(stack.generation().Generate(call)), calls))
+    for index in range(3):
+        jsonschema.validate(json.loads(text_of(answers[0], index)), PERSON)
+    assert re.fullmatch(DATE, text_of(answers[1]))
+    assert text_of(answers[2]) in {"yes", "no", "perhaps"}
+    assert re.fullmatch("(red|green|blue)( (red|green|blue))+", text_of(answers[3]))
+    assert answers[4][-1].finished.reason == pb.FINISH_REASON_LENGTH
+    again = list(stack.generation().Generate(calls[1]))
+    assert tokens_of(again) == tokens_of(answers[1])
+
+
+def test_a_constraint_rules_over_the_parameters_beside_it(stack: Stack, picking: str) -> None:
+    """They would leave no token, or no end."""
+    constraint = pb.OutputConstraint(choices=pb.Choices(texts=["yes"]))
+    for sampling in ({"min_new_tokens": 50}, {"allowed_token_ids": [5]}, {"logit_bias": {2: -100.0}}):
+        assert text_of(list(stack.generation().Generate(ask(picking, constraint, sampling=sampling)))) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("field", "constraint"),
+    [
+        ("constraint.json_schema", {"json_schema": '{"type": "integer", "minimum": 5, "maximum": 3}'}),
+        ("constraint.json_schema", {"json_schema": '{"not": {"type": "integer"}}'}),
+        ("constraint.json_schema", {"json_schema": "{"}),
+        ("constraint.regex", {"regex": "a(("}),
+        ("constraint.grammar", {"grammar": "start: other"}),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(stack: Stack, picking: str, field: str, constraint: dict[str, str]) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stack.generation().Generate(ask(picking, pb.OutputConstraint(**constraint))))
+    status = rpc_status.from_call(caught.value)
+    assert status is not None
+    expect(read_refusal(status), "INVALID_ARGUMENT", "REQUEST_INVALID", field)
