@@ -14,7 +14,7 @@ from bundle.host.shortage import find_shortage
 from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightSet, WeightShard
 from execution.dtypes import dtype_name
 from execution.errors import EntryUnknown, WeightSetNotMutable, WeightsInvalid, WeightsNotStaged
-from execution.executors.memory import ZeroedTensors
+from execution.executors.state import ZeroedTensors
 
 
 def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:

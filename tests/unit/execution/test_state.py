@@ -14,8 +14,7 @@ import torch
 
 from bundle.abi.state import AXES, StateLayout, StateTensor
 from execution.errors import SlotUnknown
-from execution.executors.memory import HUGE_PAGE_BYTES
-from execution.executors.state import RankState
+from execution.executors.state import HUGE_PAGE_BYTES, RankState
 from tests.bundles.manifests import make_state as make_state_layout
 
 SLOTS, SLOT_BYTES = 7, 8 << 20
