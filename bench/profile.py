@@ -20,6 +20,7 @@ _LIBRARIES = (
 #: What a function of the compiled code or of torch is for; the first pattern that fits counts.
 _KINDS = (
     ("attention", r"kiln::(attend|weigh|score|finish|multiply_(keys|block)|hide_branches|read_|write_|run_share)"),
+    ("adapters (kiln::adapt)", r"kiln::(adapt|multiply_ranks|add_(outputs|square)|load_square)"),
     ("linear layers (kiln::linear)", r"kiln::|kiln_linear"),
     ("attention", r"flash_attention|scaled_dot|sgemv|sgemm|gemm|mkl_|softmax"),
     ("sorting for top-k", r"topk|sort|nth_element|introselect|_heap"),

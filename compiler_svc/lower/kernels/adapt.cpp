@@ -25,7 +25,7 @@ constexpr int64_t kHeldRows = 32;         // whose outputs are added up over the
 constexpr int64_t kRowsOfA = 32;          // for which a thread reads some ranks of A
 // Between what is multiplied and what is asked for meanwhile: the matrices are too short for the processor's own prefetching.
 constexpr int64_t kAheadOfA = 256;        // bytes of each rank
-constexpr int64_t kAheadOfB = 4096;
+constexpr int64_t kAheadOfB = 8192;
 
 // A layer of a call: all its adapters, A [slots, rank, inputs] and B [slots, outputs, rank], and its first output.
 template <class Element>
@@ -55,7 +55,7 @@ inline void multiply_ranks(
     for (int row = 0; row < Rows; row++) taken[row] = take(rows[row] + at);
 #pragma GCC unroll 8
     for (int rank = 0; rank < kRankTile; rank++) {
-      _mm_prefetch(reinterpret_cast<const char*>(own[rank] + at) + kAheadOfA, _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(own[rank] + at) + kAheadOfA, _MM_HINT_T0);
       const Vector operand = take(own[rank] + at);
 #pragma GCC unroll 2
       for (int row = 0; row < Rows; row++) {
@@ -113,7 +113,7 @@ inline void add_outputs(
     const int64_t count = std::min(kLanes, end - output);
     const char* const next = reinterpret_cast<const char*>(matrix + output * rank) + kAheadOfB;
     for (int64_t at = 0; at < count * rank * static_cast<int64_t>(sizeof(Element)); at += 64)
-      _mm_prefetch(next + at, _MM_HINT_T1);
+      _mm_prefetch(next + at, _MM_HINT_T0);
     for (int64_t first = 0; first < rows; first += kHeldRows) {
       const int64_t some = std::min(kHeldRows, rows - first);
       for (int64_t row = 0; row < some; row++) sums[row] = zero();
