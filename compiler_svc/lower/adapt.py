@@ -118,10 +118,12 @@ class _Outputs:
         parts: list[_Outputs] = []
         for user in self.value.users:
             args = _arguments(user)
-            if user.target is torch.ops.aten.slice.Tensor and args[1] == -1:
-                _, _, begin, end = args
+            if user.target is torch.ops.aten.slice.Tensor and args[1] == -1 and len(args) == 4:
+                begin, end = args[2:]
+                if min(begin, end) < 0:
+                    return []
                 parts.append(_Outputs(user, self.first + begin, min(self.first + end, self.end)))
-            elif user.target is torch.ops.aten.tensor_split.indices and args[2] == -1:
+            elif user.target is torch.ops.aten.tensor_split.indices and args[2:] == (-1,):
                 bounds = [self.first, *(self.first + cut for cut in args[1]), self.end]
                 places = ((item, _arguments(item)[1]) for item in user.users)
                 parts += [_Outputs(item, bounds[place], bounds[place + 1]) for item, place in places]
