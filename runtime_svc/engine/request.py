@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -152,7 +153,7 @@ class Session:
         user: Its request that has not ended; None between requests.
         prefix_root: That of the request that computed `token_ids`, see `SessionKeeper.find_prefix_root`.
         token_ids: Tokens whose keys and values the cache keeps for it, from position 0; none while a request runs.
-        num_written: Positions that steps of that request may have written.
+        num_written: Positions that steps of its requests may have written since one began at position 0.
     """
 
     owner: str
@@ -216,6 +217,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     #: Tokens, from the first on, whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
+    #: Positions that have been written where the KV cache holds it, also those behind its tokens, for a session.
+    num_written: int = 0
     #: Of its prompt, the tokens that the KV cache held when it started.
     num_cached_tokens: int = 0
     #: The most blocks of the KV cache that it has held and given back.
@@ -295,6 +298,23 @@ class Request:
         # Of a block of the prompt, the output is not touched: the KV manager asks for each block of long sequences.
         tokens = self.prompt_token_ids[start : start + count]
         return [*tokens, *self.output_token_ids[: count - len(tokens)]]
+
+    def take(self, token_ids: Sequence[int]) -> tuple[list[int], Finish | None]:
+        """Appends new tokens up to one that ends it; returns those, and how it ends, which is None if it goes on."""
+        taken: list[int] = []
+        for token_id in token_ids:
+            taken.append(token_id)
+            self.output_token_ids.append(token_id)
+            if token_id in self.stop.stop_token_ids:
+                return taken, Finish(FinishReason.STOP_TOKEN, stop_token_id=token_id)
+            if self.num_missing_tokens <= 0:
+                return taken, Finish(FinishReason.LENGTH)
+        return taken, None
+
+    def drop_newest(self, count: int) -> None:
+        """Takes back its newest tokens: they came with one that ends it."""
+        del self.output_token_ids[len(self.output_token_ids) - count :]
+        self.num_computed_tokens = min(self.num_computed_tokens, self.num_tokens)
 
     def usage(self) -> Usage:
         """Returns the cost of the request until it ended. A stage that it did not reach took no time."""

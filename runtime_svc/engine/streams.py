@@ -117,7 +117,7 @@ class SequencePublisher:
                 )
             )
             if text.stop_string is not None:
-                del request.output_token_ids[len(request.output_token_ids) - (last_index - index) :]
+                request.drop_newest(last_index - index)
                 break
         if finish is not None and text.stop_string is None:
             pieces.append(text.flush())

@@ -77,7 +77,7 @@ class SessionKeeper:
             return None
         session.token_ids, session.prefix_root = token_ids, self.find_prefix_root(request)
         # One step may be in flight that computes what the request has, and one behind it that was called ahead.
-        session.num_written = request.num_tokens + 1
+        session.num_written = max(request.num_written, request.num_tokens + 1)
         return session
 
     def _classify(self, request: Request) -> int:

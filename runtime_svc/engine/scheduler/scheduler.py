@@ -15,7 +15,7 @@ from bundle.abi.submodels import SUBMODELS
 from edge.histogram import Histogram
 from runtime_svc.engine.adapters import AdapterSlots
 from runtime_svc.engine.kv.manager import KvManager
-from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
+from runtime_svc.engine.request import BucketKey, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps
 
@@ -196,17 +196,8 @@ class Scheduler:
             if pads_rows:
                 request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
                 num_padding += executable.bucket[0] - row.num_tokens
-            given = tokens[row.row] if row.samples else ()
-            # Before a token ends the request, which others may share the beginning of.
-            request.num_computed_tokens = row.start + row.num_tokens - (row.samples and not given)
-            self.kv.commit(request)
-            new_tokens = self._take_tokens(request, given, now_s)
-            if row.samples:
-                # However many tokens came out: the newest one has not been an input yet.
-                request.num_computed_tokens = request.num_tokens - 1
-            if new_tokens:
-                outputs.append(RowTokens(row, new_tokens))
-                self._count_tokens(request, len(new_tokens), now_s)
+            if taken := self._settle(row, tokens[row.row], now_s):
+                outputs.append(RowTokens(row, taken))
         self.statistics.steps[key] += 1
         self.statistics.computed_tokens[key] += num_computed
         self.statistics.padding_tokens[key] += num_padding
@@ -236,12 +227,16 @@ class Scheduler:
             if request.adapter is not None:
                 self.statistics.count_adapter(request.adapter.name)
             request.num_cached_tokens = row.num_cached
+            if row.num_cached and request.session is not None:
+                # It goes on where positions behind may have been written already.
+                request.num_written = request.session.num_written
             if self.kv.caches_prefixes or request.session is not None:
                 self.statistics.looked_up_tokens += request.num_tokens
             self.statistics.cached_prompt_tokens += row.num_cached
             if request.session is not None:
                 self.statistics.session_tokens += row.num_cached
         request.num_computed_tokens = row.num_cached
+        request.num_written = max(request.num_written, row.start + row.num_tokens)
 
     def _list_startable(self) -> Sequence[Request]:
         """Lists the oldest waiting requests that may start now, oldest first: one that runs alone, or any others."""
@@ -264,43 +259,41 @@ class Scheduler:
         newest = next((one for one in reversed(self._running) if one.num_computed_tokens and one is not oldest), None)
         assert newest is not None, f"{oldest.request_id} does not fit the KV cache alone"
         self._give_back(newest, self.kv.release)
-        newest.num_computed_tokens = 0
+        newest.num_computed_tokens = newest.num_written = 0
         self.statistics.preemptions += 1
         return True
 
     def _give_back(self, request: Request, give: Callable[[Request], int]) -> None:
         request.num_kv_blocks = max(request.num_kv_blocks, give(request))
 
+    def _settle(self, row: ScheduledRow, given: Sequence[int], now_s: float) -> list[int]:
+        """Takes in what a step computed of a row and the tokens that came out; returns those that the request took.
+
+        It appends, counts, commits, and then removes what has ended: neither other requests nor the session get keys
+        of tokens that the request does not have, however many the step computed.
+        """
+        request, taken, finish = row.request, list[int](), None
+        if row.samples:
+            taken, finish = request.take(given)
+            # The newest one has not been an input yet, or has to be one again if none came out.
+            request.num_computed_tokens = request.num_tokens - 1
+        else:
+            request.num_computed_tokens = row.start + row.num_tokens
+        if taken:
+            self._count_tokens(request, len(taken), now_s)
+        self.kv.commit(request)
+        if finish is not None:
+            request.claim_finish(finish, now_s)
+            self.remove(request)
+        return taken
+
     def _count_tokens(self, request: Request, count: int, now_s: float) -> None:
         timeline, statistics = request.timeline, self.statistics
         statistics.generated_tokens += count
         if timeline.newest_token_s is None:
+            timeline.first_token_s = now_s
             statistics.prompt_tokens += len(request.prompt_token_ids)
             statistics.first_token_s.observe(now_s - timeline.arrived_s)
         else:
             statistics.inter_token_s.observe(now_s - timeline.newest_token_s)
         timeline.newest_token_s = now_s
-
-    def _take_tokens(self, request: Request, tokens: Sequence[int], now_s: float) -> list[int]:
-        """Appends tokens to a request up to the one that ends it; returns those that it took."""
-        taken: list[int] = []
-        if tokens and request.timeline.first_token_s is None:
-            request.timeline.first_token_s = now_s
-        for token in tokens:
-            taken.append(token)
-            request.output_token_ids.append(token)
-            finish = _finish_by_tokens(request)
-            if finish is not None:
-                request.claim_finish(finish, now_s)
-                self.remove(request)
-                break
-        return taken
-
-
-def _finish_by_tokens(request: Request) -> Finish | None:
-    newest = request.output_token_ids[-1]
-    if newest in request.stop.stop_token_ids:
-        return Finish(FinishReason.STOP_TOKEN, stop_token_id=newest)
-    if request.num_missing_tokens <= 0:
-        return Finish(FinishReason.LENGTH)
-    return None

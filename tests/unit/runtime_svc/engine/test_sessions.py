@@ -35,7 +35,7 @@ from tests.ranks.engines import (
     wait_until,
 )
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
-from tests.ranks.scheduling import make_request
+from tests.ranks.scheduling import make_request, make_scheduler, run_step
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "slots": {"flags": FLAGS, "num_slots": 2},
@@ -310,6 +310,21 @@ def test_rings_are_continued_where_they_hold_what_the_window_sees() -> None:
     assert turns.take([*range(20)]) == 0
     assert turns.take([*range(16), *range(40, 44)]) == 16
     assert turns.take([*range(15), *range(50, 55)]) == 0, "position 15 sees what 20 has overwritten"
+
+
+def test_what_was_written_before_a_session_was_taken_back_counts() -> None:
+    """A ring that has held position 19 lacks what 13 sees, whatever shorter turn came in between."""
+    scheduler = make_scheduler(num_slots=1, flags=(*DYNAMIC_FLAGS, COMPUTED_CONTEXT))
+    scheduler.kv = SlotManager(1, 64, SessionKeeper(rewind_limit=7))
+    session = Session("caller", "s", 60.0, 0.0)
+    found = []
+    for tokens in ([*range(20)], [*range(15), 40], [*range(13), 50]):
+        request = make_request("r", tokens, session=session, max_new_tokens=1)
+        scheduler.add(request)
+        while request.finish is None:
+            run_step(scheduler)
+        found.append(request.num_cached_tokens)
+    assert found == [0, 15, 0]
 
 
 def test_prompts_of_other_lengths_continue_no_keys_of_other_frequencies() -> None:
