@@ -135,14 +135,14 @@ def pick_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor,
     """Computes natural log probabilities of the picked and of the likeliest tokens.
 
     Args:
-        logits: [N, V], before temperature, top_k and top_p.
-        tokens: Picked token ids, int32 [N]; what they are is open where they are INVALID_ROW.
+        logits: […, V], before temperature, top_k and top_p.
+        tokens: Picked token ids, int32 […]; what comes out is open where they are INVALID_ROW or NO_TOKEN.
 
     Returns:
-        Log probabilities of the picked tokens f32 [N]; ids of the likeliest tokens int64 [N, num_top], likeliest first;
-        their log probabilities f32 [N, num_top].
+        Log probabilities of the picked tokens f32 […]; ids of the likeliest tokens int64 […, num_top], likeliest first;
+        their log probabilities f32 […, num_top].
     """
     logprobs = logits.float().log_softmax(dim=-1)
-    picked = logprobs.gather(-1, tokens.long().clamp(min=0)[:, None])[:, 0]
+    picked = logprobs.gather(-1, tokens.long().clamp(min=0)[..., None])[..., 0]
     top = logprobs.topk(num_top, dim=-1)
     return picked, top.indices, top.values

@@ -68,25 +68,26 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """The results of a step. Every list has one entry per row, idle rows included.
+    """The results of a step. Every list has one entry per row, idle rows included, and that one for each token.
 
     Attributes:
-        tokens: Picked token ids: one per row, or as many as a speculative step accepted.
-        logprobs: Natural log probability of each row's first token under the model's own distribution: log-softmax of
-            the logits, before temperature, top_k and top_p. None unless the step asked.
+        tokens: Picked token ids: one per row, or as many as a speculative step accepted. Other lists may have entries
+            behind those.
+        logprobs: Natural log probability of each token under the model's own distribution: log-softmax of the logits,
+            before temperature, top_k and top_p. None unless the step asked.
         top_ids: The most probable tokens, most probable first, as many as the step asked for. None unless it asked.
         top_logprobs: Their log probabilities.
         duration_s: Seconds in the rank process, from the call to the answer.
-        logits: f32 [rows, vocab_size], a copy. None unless the step asked.
+        logits: f32 [rows, vocab_size], or [rows, tokens, vocab_size], a copy. None unless the step asked.
         invalid_rows: Rows whose numbers the executable has marked as invalid. They have no tokens.
         internal: The internal outputs by name, f32 [ranks, *shape of the output], copies. Empty unless the ranks were
             started to return them.
     """
 
     tokens: list[list[int]]
-    logprobs: list[float] | None
-    top_ids: list[list[int]] | None
-    top_logprobs: list[list[float]] | None
+    logprobs: list[list[float]] | None
+    top_ids: list[list[list[int]]] | None
+    top_logprobs: list[list[list[float]]] | None
     duration_s: float
     logits: memoryview[float] | None = None
     invalid_rows: tuple[int, ...] = ()

@@ -158,8 +158,8 @@ class Rank:
             tokens = views.tokens[:num_live]
             picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
             views.logprobs[:num_live] = picked
-            views.top_ids[:num_live, : call.top_logprobs] = top_ids
-            views.top_logprobs[:num_live, : call.top_logprobs] = top
+            views.top_ids[:num_live, ..., : call.top_logprobs] = top_ids
+            views.top_logprobs[:num_live, ..., : call.top_logprobs] = top
         if call.return_logits and views.logits is not None:
             views.logits.copy_(outputs["logits"])
 

@@ -47,11 +47,11 @@ class StepRegions:
     inputs: dict[str, Region]
     #: [N], or [N, K] if the executable gives several tokens a row.
     tokens: Region
-    #: [N].
+    #: Of the shape of the tokens.
     logprobs: Region
-    #: [N, L].
+    #: [N, L], or [N, K, L].
     top_ids: Region
-    #: [N, L].
+    #: The same.
     top_logprobs: Region
     #: [N, V]; None if the executable returns no logits.
     logits: Region | None
@@ -83,12 +83,13 @@ class StepLayout:
             inputs = step_inputs(executable, manifest.sampling)
             # This reserves room for all logits, but the kernel commits pages only when a step writes some.
             outputs = {spec.name: spec.shape for spec in executable.outputs}
+            tokens = outputs.get("tokens", (rows,))
             return StepRegions(
-                inputs={spec.name: place(ITEM_FORMATS[spec.dtype], *spec.shape) for spec in inputs},
-                tokens=place("i", *outputs.get("tokens", (rows,))),
-                logprobs=place("f", rows),
-                top_ids=place("i", rows, num_top),
-                top_logprobs=place("f", rows, num_top),
+                inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
+                tokens=place("i", *tokens),
+                logprobs=place("f", *tokens),
+                top_ids=place("i", *tokens, num_top),
+                top_logprobs=place("f", *tokens, num_top),
                 logits=place("f", *outputs["logits"]) if "logits" in outputs else None,
                 internal={
                     name: place("f", manifest.tp_degree, *shape)
@@ -161,9 +162,9 @@ class StepMemory:
         internal = {name: self._copy(region) for name, region in regions.internal.items()}
         if step.top_logprobs is None:
             return StepResult(tokens, None, None, None, duration_s, logits, invalid, internal)
-        logprobs: list[float] = self._view(regions.logprobs).tolist()
-        top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
-        top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
+        logprobs = _split(self._view(regions.logprobs).tolist(), prod(regions.logprobs.shape[1:]))
+        top_ids = self._read_top(regions.top_ids, step.top_logprobs)
+        top_logprobs = self._read_top(regions.top_logprobs, step.top_logprobs)
         return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid, internal)
 
     def close(self) -> None:
@@ -192,9 +193,33 @@ class StepMemory:
     def _copy(self, region: Region) -> memoryview[float]:
         return memoryview(bytearray(self._view(region))).cast("f", list(region.shape))
 
-    def _read_rows(self, region: Region, num_columns: int) -> list[Any]:
-        flat, width = self._view(region).tolist(), region.shape[1]
-        return [flat[start : start + num_columns] for start in range(0, len(flat), width)]
+    def _read_top(self, region: Region, count: int) -> list[list[list[Any]]]:
+        of_tokens = _split(self._view(region).tolist(), region.shape[-1])
+        return _split([one[:count] for one in of_tokens], prod(region.shape[1:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """Writes all inputs of a step by one call, because a call for each input would cost more than the values."""
+
+    format: struct.Struct
+    offset: int
+    #: Values of each input, in the order of the memory.
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Region]) -> Self:
+        regions = sorted(inputs.items(), key=lambda item: item[1].offset)
+        start = end = regions[0][1].offset
+        items = ["<"]
+        for _, region in regions:
+            items += [f"{region.offset - end}x", f"{prod(region.shape)}{region.format}"]
+            end = region.end
+        return cls(struct.Struct("".join(items)), start, {name: prod(region.shape) for name, region in regions})
+
+
+def _split(values: list[Any], length: int) -> list[list[Any]]:
+    return [values[start : start + length] for start in range(0, len(values), length)]
 
 
 def _check_needs_no_logits(step: Step) -> None:

@@ -55,16 +55,9 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_result(cls, result: StepResult) -> Self:
-        """Takes the result of ranks, which have log probabilities and logits of one token a row."""
-        if result.logprobs is None and result.logits is None:
-            return cls(result.tokens)
-        return cls(
-            result.tokens,
-            None if result.logprobs is None else [[one] for one in result.logprobs],
-            None if result.top_ids is None else [[one] for one in result.top_ids],
-            None if result.top_logprobs is None else [[one] for one in result.top_logprobs],
-            None if result.logits is None else [[one] for one in _rows_of(result.logits, len(result.tokens))],
-        )
+        """Takes the result of ranks."""
+        logits = None if result.logits is None else _split(result.logits)
+        return cls(result.tokens, result.logprobs, result.top_ids, result.top_logprobs, logits)
 
 
 class StepOutput(msgspec.Struct, frozen=True):
@@ -326,8 +319,12 @@ def _count_values(payload: Payload) -> int:
     )
 
 
-def _rows_of(logits: memoryview[float], num_rows: int) -> list[memoryview[float]]:
-    """Logits [rows, vocab_size] by row; views of several dimensions cannot be cut."""
-    flat = logits.cast("B").cast("f")
-    width = len(flat) // num_rows
-    return [flat[row * width : (row + 1) * width] for row in range(num_rows)]
+def _split(logits: memoryview[float]) -> list[list[memoryview[float]]]:
+    """Logits [rows, vocab_size] or [rows, tokens, vocab_size] by row and token; views of several dimensions cannot be
+    cut.
+    """
+    assert logits.shape is not None, "logits of rows"
+    flat, (num_rows, *_, width) = logits.cast("B").cast("f"), logits.shape
+    of_tokens = [flat[start : start + width] for start in range(0, len(flat), width)]
+    num_tokens = len(of_tokens) // num_rows
+    return [of_tokens[start : start + num_tokens] for start in range(0, len(of_tokens), num_tokens)]

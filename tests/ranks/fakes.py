@@ -174,9 +174,9 @@ class FakeRanks:
         count = step.top_logprobs
         return StepResult(
             tokens=[[] if row in self.invalid_rows else [token] for row, token in enumerate(tokens)],
-            logprobs=None if count is None else [-token / 10 for token in tokens],
-            top_ids=None if count is None else [[(token + i) % VOCAB_SIZE for i in range(count)] for token in tokens],
-            top_logprobs=None if count is None else [[-token / 10 - i for i in range(count)] for token in tokens],
+            logprobs=None if count is None else [[-token / 10] for token in tokens],
+            top_ids=None if count is None else [[[(token + i) % VOCAB_SIZE for i in range(count)]] for token in tokens],
+            top_logprobs=None if count is None else [[[-token / 10 - i for i in range(count)]] for token in tokens],
             duration_s=self.told_s.get(step.tag, self.step_s),
             logits=_logits(tokens) if step.return_logits else None,
             invalid_rows=self.invalid_rows,

@@ -43,8 +43,8 @@ async def assert_holds(group: RankGroup, seed: int, entries: Mapping[int, int]) 
         reference.model.embedding.weight[token] = make_model(other).embedding.weight[token]
     expected = reference.run(inputs).log_softmax(-1).topk(3)
     result = await group.run(step(CTE, inputs, 3))
-    torch.testing.assert_close(torch.tensor(result.top_logprobs), expected.values)
-    assert result.top_ids == expected.indices.tolist()
+    torch.testing.assert_close(torch.tensor(result.top_logprobs), expected.values[:, None])
+    assert result.top_ids == expected.indices[:, None].tolist()
 
 
 def save_entries(seed: int, token: int, directory: Path) -> dict[int, Path]:

@@ -100,10 +100,10 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: R
             expected = sample(logits, torch.tensor([params] * rows), torch.full((rows, 1), rand), GLOBAL_TOPK)
             assert result.tokens == expected[:, None].tolist()
             logprobs = logits.log_softmax(-1)
-            torch.testing.assert_close(torch.tensor(result.logprobs), logprobs[range(rows), expected.tolist()])
+            torch.testing.assert_close(torch.tensor(result.logprobs)[:, 0], logprobs[range(rows), expected.tolist()])
             top = logprobs.topk(3)
-            assert result.top_ids == top.indices.tolist()
-            torch.testing.assert_close(torch.tensor(result.top_logprobs), top.values)
+            assert result.top_ids == top.indices[:, None].tolist()
+            torch.testing.assert_close(torch.tensor(result.top_logprobs), top.values[:, None])
             assert 0 < result.duration_s <= time.perf_counter() - started
 
 

@@ -98,10 +98,10 @@ def test_results_are_read_from_where_the_layout_says(manifest: Manifest, memory:
     plain = memory.read_result(Step(TKG, {}), 1, 0.5)
     assert (plain.tokens, plain.logprobs, plain.top_ids, plain.top_logprobs) == ([[7], [8]], None, None, None)
     zero = memory.read_result(Step(TKG, {}, 0), 1, 0.5)
-    assert (zero.logprobs, zero.top_ids, zero.top_logprobs) == ([-0.5, -0.25], [[], []], [[], []])
+    assert (zero.logprobs, zero.top_ids, zero.top_logprobs) == ([[-0.5], [-0.25]], [[[]], [[]]], [[[]], [[]]])
     two = memory.read_result(Step(TKG, {}, 2), 1, 0.5)
-    assert two.top_ids == [[0, 1], [100, 101]]
-    assert two.top_logprobs == [[-0.0, -1.0], [-float(width), -float(width + 1)]]
+    assert two.top_ids == [[[0, 1]], [[100, 101]]]
+    assert two.top_logprobs == [[[-0.0, -1.0]], [[-float(width), -float(width + 1)]]]
 
 
 def test_a_step_that_gives_several_tokens_has_room_for_all(manifest: Manifest) -> None:
@@ -110,9 +110,15 @@ def test_a_step_that_gives_several_tokens_has_room_for_all(manifest: Manifest) -
     verifying = msgspec.structs.replace(executable, outputs=(tokens, *executable.outputs))
     memory = StepMemory(msgspec.structs.replace(manifest, executables=(verifying,)))
     memory._token_views[0][TKG][:] = array("i", [5, 6, NO_TOKEN, INVALID_ROW, NO_TOKEN, NO_TOKEN])
-    result = memory.read_result(Step(TKG, {}), 0, 0.5)
+    regions = memory._layout.sets[0][TKG]
+    memory._view(regions.logprobs)[:] = array("f", range(6))
+    memory._view(regions.top_ids)[:] = array("i", range(6 * regions.top_ids.shape[-1]))
+    result = memory.read_result(Step(TKG, {}, 1), 0, 0.5)
     memory.close()
     assert (result.tokens, result.invalid_rows) == ([[5, 6], []], (1,))
+    assert result.logprobs == [[0, 1, 2], [3, 4, 5]]
+    width = regions.top_ids.shape[-1]
+    assert result.top_ids == [[[0], [width], [2 * width]], [[3 * width], [4 * width], [5 * width]]]
 
 
 def test_logits_keep_their_shape(manifest: Manifest, memory: StepMemory) -> None:

@@ -263,6 +263,13 @@ def test_logprobs_are_those_of_the_whole_distribution() -> None:
     torch.testing.assert_close(top.double(), expected.gather(1, top_ids), rtol=0, atol=1e-5)
 
 
+def test_logprobs_of_several_tokens_a_row_are_those_of_one_by_one() -> None:
+    logits, tokens = torch.randn(2, 3, 31), torch.tensor([[3, 0, 30], [7, 8, 9]], dtype=torch.int32)
+    together, alone = pick_logprobs(logits, tokens, 4), pick_logprobs(logits.flatten(0, 1), tokens.flatten(), 4)
+    for several, one in zip(together, alone, strict=True):
+        assert torch.equal(several.flatten(0, 1), one)
+
+
 def test_half_precision_logits_are_widened_first() -> None:
     logits = torch.randn(2, 1000).bfloat16()
     picked, _, _ = pick_logprobs(logits, torch.tensor([1, 2], dtype=torch.int32), 0)

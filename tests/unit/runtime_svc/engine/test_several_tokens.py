@@ -125,12 +125,16 @@ async def test_a_stop_string_drops_the_tokens_behind(stop_token_ids: Sequence[in
 
 def test_an_outcome_has_the_tokens_of_each_row_of_a_result() -> None:
     logits = memoryview(array("f", range(6))).cast("B").cast("f", [2, 3])
-    result = StepResult([[7], [8]], [-0.5, -1.5], [[7], [9]], [[-0.5], [-0.25]], 0.0, logits)
+    result = StepResult([[7], [8]], [[-0.5], [-1.5]], [[[7]], [[9]]], [[[-0.5]], [[-0.25]]], 0.0, logits)
     outcome = StepOutcome.from_result(result)
     assert (outcome.tokens, outcome.logprobs) == ([[7], [8]], [[-0.5], [-1.5]])
     assert (outcome.top_ids, outcome.top_logprobs) == ([[[7]], [[9]]], [[[-0.5]], [[-0.25]]])
     assert outcome.logits is not None
     assert [[one.tolist() for one in row] for row in outcome.logits] == [[[0.0, 1.0, 2.0]], [[3.0, 4.0, 5.0]]]
+    several = StepResult([[7, 9], [8]], None, None, None, 0.0, memoryview(bytearray(48)).cast("f", [2, 2, 3]))
+    logits_of_several = StepOutcome.from_result(several).logits
+    assert logits_of_several is not None
+    assert [[len(one) for one in row] for row in logits_of_several] == [[3, 3], [3, 3]]
     assert StepOutcome.from_result(StepResult([[7, 9], []], None, None, None, 0.0)) == StepOutcome([[7, 9], []])
 
 
