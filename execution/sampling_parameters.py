@@ -20,7 +20,10 @@ class Need(enum.Enum):
 
     NOTHING = ""
     CHOICE = "sampling is compiled into the bundle"
-    HOST = "executables pick the tokens; compile the bundle without neuron_config.on_device_sampling_config"
+    PROCESSORS = (
+        "executables pick the tokens, and change no logits; compile the bundle with neuron_config.logit_processors, "
+        "or without neuron_config.on_device_sampling_config"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +94,44 @@ class SamplingParams:
     top_k: int = _row(0, _TOP_K, Need.CHOICE, "keeps the k most likely tokens")
     top_p: float = _row(1.0, _SHARE, Need.CHOICE, "keeps the smallest set whose probability reaches p")
     seed: int = _row(0, _SEED, Need.NOTHING, "seeds the random numbers", is_neutral=False)
-    min_p: float = _row(0.0, Domain(0, 1), Need.HOST, "drops what is less likely than p of the likeliest")
-    frequency_penalty: float = _row(0.0, _PENALTY, Need.HOST, "taken off for each time that a token was generated")
-    presence_penalty: float = _row(0.0, _PENALTY, Need.HOST, "taken off once a token was generated")
+    min_p: float = _row(0.0, Domain(0, 1), Need.PROCESSORS, "drops what is less likely than p of the likeliest")
+    frequency_penalty: float = _row(
+        0.0, _PENALTY, Need.PROCESSORS, "taken off for each time that a token was generated"
+    )
+    presence_penalty: float = _row(0.0, _PENALTY, Need.PROCESSORS, "taken off once a token was generated")
     repetition_penalty: float = _row(
         1.0,
         Domain(0, excludes_smallest=True),
-        Need.HOST,
+        Need.PROCESSORS,
         "divides positive and multiplies negative logits of tokens of prompt and output",
     )
-    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Need.HOST, "added, by token id")
-    typical_p: float = _row(1.0, _SHARE, Need.HOST, "keeps the most typical set whose probability reaches p")
+    logit_bias: Mapping[int, float] = _row({}, Domain(-100, 100), Need.PROCESSORS, "added, by token id")
+    typical_p: float = _row(1.0, _SHARE, Need.PROCESSORS, "keeps the most typical set whose probability reaches p")
     no_repeat_ngram_size: int = _row(
-        0, _COUNT, Need.HOST, "excludes what would repeat so many tokens in a row of prompt and output"
+        0, _COUNT, Need.PROCESSORS, "excludes what would repeat so many tokens in a row of prompt and output"
     )
     bad_words: tuple[tuple[int, ...], ...] = _row(
-        (), _TOKENS, Need.HOST, "excludes the last token of each sequence behind its others"
+        (), _TOKENS, Need.PROCESSORS, "excludes the last token of each sequence behind its others"
     )
     min_new_tokens: int = _row(
-        0, _COUNT, Need.HOST, "excludes the tokens that would end the sequence until it has so many"
+        0, _COUNT, Need.PROCESSORS, "excludes the tokens that would end the sequence until it has so many"
     )
-    allowed_token_ids: tuple[int, ...] = _row((), _TOKENS, Need.HOST, "excludes all other tokens")
-    forced_token_ids: tuple[int, ...] = _row((), _TOKENS, Need.HOST, "are the first tokens of the output")
+    allowed_token_ids: tuple[int, ...] = _row((), _TOKENS, Need.PROCESSORS, "excludes all other tokens")
+    forced_token_ids: tuple[int, ...] = _row((), _TOKENS, Need.PROCESSORS, "are the first tokens of the output")
 
     @property
     def is_processed(self) -> bool:
-        """Whether there is more to do than executables can: a value whose need is HOST is not the neutral one."""
+        """Whether there is more to do than every executable can: a value that needs processors is not neutral."""
         return _read_processed(self) != _NEUTRAL
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what processors do depends on which tokens were generated, not only on how many."""
+        return (
+            self.repetition_penalty != 1
+            or bool(self.frequency_penalty or self.presence_penalty or self.no_repeat_ngram_size)
+            or any(len(word) > 1 for word in self.bad_words)
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -137,7 +151,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
 )
 #: Names of those that executables either take with each step, or have compiled in.
 CHOSEN: Final = tuple(name for name, row in PARAMETERS.items() if row.need is Need.CHOICE)
-_PROCESSED: Final = tuple(name for name, row in PARAMETERS.items() if row.need is Need.HOST)
+_PROCESSED: Final = tuple(name for name, row in PARAMETERS.items() if row.need is Need.PROCESSORS)
 _NEUTRAL: Final = tuple(PARAMETERS[name].neutral for name in _PROCESSED)
 _read_processed: Final = attrgetter(*_PROCESSED)
 

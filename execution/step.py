@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Final, Literal
 
 import msgspec
@@ -103,7 +104,8 @@ def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec,
     if sampling.mode == "on_device":
         return executable.inputs
     rows: Symbols = {"R": executable.batch_size}
-    return (*executable.inputs, *(TensorSpec.of(one, rows) for one in INPUTS.values() if one.is_for_sampling))
+    names = ("sampling_params", "rand")
+    return (*executable.inputs, *(TensorSpec.of(INPUTS[name], rows) for name in names))
 
 
 class StepForm:
@@ -120,6 +122,7 @@ class StepForm:
             spec.name: array(ITEM_FORMATS[spec.dtype], INPUTS[spec.name].idle_values(spec.shape, symbols))
             for spec in self.specs
         }
+        self._widths = {spec.name: prod(spec.shape[1:]) for spec in self.specs}
 
     def make_idle(self) -> StepInputs:
         """Makes the inputs of a step in which all rows are idle."""
@@ -179,11 +182,12 @@ class StepForm:
             inputs["live_rows"][0] = max(inputs["live_rows"][0], row + 1)
 
     def put_values(self, inputs: StepInputs, name: str, row: int, values: Sequence[float]) -> None:
-        """Replaces all values of a row of one input. Has no effect if the step does not take this input."""
+        """Replaces the first values of a row of one input. Has no effect if the step does not take this input."""
         if name not in inputs:
             return
-        own, count = inputs[name], len(values)
-        if count == 1:
+        own, width = inputs[name], self._widths[name]
+        if width == 1:
             own[row] = values[0]
         else:
-            own[row * count : (row + 1) * count] = array(own.typecode, values)
+            assert len(values) <= width, f"{len(values)} values of {name} in a row of {width}"
+            own[row * width : row * width + len(values)] = array(own.typecode, values)

@@ -24,8 +24,15 @@ PROMPT_LENGTHS: Final = "prompt_lens"
 LIVE_ROWS: Final = "live_rows"
 #: What a row of `sampling_params` has, by its names in `manifest.Sampling`.
 SAMPLING_PARAMS: Final = ("top_k", "top_p", "temperature")
+#: Tokens of a word of `token_bitmask`.
+WORD_BITS: Final = 32
+#: What a row of `cuts` has.
+CUTS: Final = ("min_p", "typical_p")
 #: Flag of executables whose rows may each have a LoRA adapter.
 ADAPTERS: Final = "adapters"
+#: Flag of executables that change logits before they pick tokens. Beside each there is one without the flag, which
+#: serves steps of which no row asks for it.
+PROCESSORS: Final = "processors"
 
 
 class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +189,61 @@ _ROWS: Final = (
         flag="rand",
         is_for_sampling=True,
     ),
+    # The tokens that a row may pick: bit i of word w is token 32 w + i's. Bits behind the vocabulary mean nothing.
+    Input(
+        name="token_bitmask",
+        dtype="int32",
+        dims=("R", "W"),
+        idle=(-1,),
+        flag=PROCESSORS,
+        is_for_sampling=True,
+    ),
+    # Tokens whose logits change, each once; -1: none.
+    Input(
+        name="pair_ids",
+        dtype="int32",
+        dims=("R", "B"),
+        idle=(-1,),
+        accepted=(-1, "last_token_id"),
+        flag=PROCESSORS,
+        is_for_sampling=True,
+    ),
+    # Added first.
+    Input(
+        name="pair_bias",
+        dtype="float32",
+        dims=("R", "B"),
+        idle=(0.0,),
+        flag=PROCESSORS,
+        is_for_sampling=True,
+    ),
+    # Then multiplies what is negative, and divides the rest.
+    Input(
+        name="pair_factor",
+        dtype="float32",
+        dims=("R", "B"),
+        idle=(1.0,),
+        flag=PROCESSORS,
+        is_for_sampling=True,
+    ),
+    # Added last.
+    Input(
+        name="pair_penalty",
+        dtype="float32",
+        dims=("R", "B"),
+        idle=(0.0,),
+        flag=PROCESSORS,
+        is_for_sampling=True,
+    ),
+    # What leaves out tokens behind top_k and top_p.
+    Input(
+        name="cuts",
+        dtype="float32",
+        dims=("R", len(CUTS)),
+        idle=(0.0, 1.0),
+        flag=PROCESSORS,
+        is_for_sampling=True,
+    ),
 )
 
 #: Every input, by name.
@@ -191,6 +253,11 @@ INPUTS: Final[Mapping[str, Input]] = {row.name: row for row in _ROWS}
 def read_sampling_params(source: object) -> tuple[float, ...]:
     """A row of `sampling_params` of an object that has such values."""
     return tuple(float(getattr(source, name)) for name in SAMPLING_PARAMS)
+
+
+def read_cuts(source: object) -> tuple[float, ...]:
+    """A row of `cuts` of an object that has such values."""
+    return tuple(float(getattr(source, name)) for name in CUTS)
 
 
 def inputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[Input, ...]:

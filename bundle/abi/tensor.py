@@ -47,6 +47,8 @@ DTYPES: Final[Mapping[DType, ItemType]] = {
 #: N                 blocks of a row's block table
 #: V                 vocabulary size
 #: rank_V            vocabulary of one rank: its share of V, rounded up
+#: W                 words of 32 bits that have a bit for each token: V / 32, rounded up
+#: B                 tokens of a row whose logits a processor changes one by one: as many as a row may ask for
 #: pad_id            token id of padding
 #: scratch_slot      KV slot of idle rows: one behind those that requests hold, whether the cache has it or not
 #: scratch_block     KV block of padding and of idle rows; the last one
@@ -62,6 +64,8 @@ Symbol = Literal[
     "N",
     "V",
     "rank_V",
+    "W",
+    "B",
     "pad_id",
     "scratch_slot",
     "scratch_block",

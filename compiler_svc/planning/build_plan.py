@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bundle.abi.formats import FORMATS
+from bundle.abi.inputs import PROCESSORS
 from bundle.errors import FieldViolation
 from bundle.manifest import Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import LoraServingConfig, NeuronConfig
@@ -90,6 +91,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         reads_context=computes_chunks,
         num_blocks=config.pa_num_blocks if config.is_block_kv_layout else 0,
         block_tokens=config.pa_block_size if config.is_block_kv_layout else 0,
+        optional_inputs=(PROCESSORS,) if config.processes_logits else (),
         skips_idle=TARGETS[target].skips_idle,
         largest_step=count_ring_step(config) if TARGETS[target].has_rings else 0,
     )
@@ -209,16 +211,23 @@ def _choose_activations(config: NeuronConfig) -> str:
 
 
 def describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:
-    """Describes the executables of a configuration, in manifest order."""
+    """Describes the executables of a configuration, in manifest order: those that process logits behind others."""
+    for processes in (False, True) if PROCESSORS in model.flags else (False,):
+        yield from _describe_executables(model, config, processes=processes)
+
+
+def _describe_executables(model: GraphSpec, config: NeuronConfig, *, processes: bool) -> Iterator[ExecutableSpec]:
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
             # Validation has refused submodels that are not served.
             if len(bucket) == 1:
-                yield describe_submodel(model, shape.name, *bucket)
+                yield describe_submodel(model, shape.name, *bucket, processes=processes)
             elif shape.name == "context_encoding":
-                yield describe_submodel(model, shape.name, bucket[0], prefix=bucket[1])
+                yield describe_submodel(model, shape.name, bucket[0], prefix=bucket[1], processes=processes)
             else:
-                yield describe_submodel(model, shape.name, bucket[1], rows=_count_rows(config, bucket[0]))
+                yield describe_submodel(
+                    model, shape.name, bucket[1], rows=_count_rows(config, bucket[0]), processes=processes
+                )
 
 
 def _count_rows(config: NeuronConfig, number: int) -> int | None:

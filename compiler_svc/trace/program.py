@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor, nn
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, read_sampling_params
+from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, PROCESSORS, read_sampling_params
 from bundle.abi.outputs import IDLE_TOKEN
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling, WeightTensor
@@ -20,6 +20,7 @@ from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec, describe_state, list_adapter_tensors
 from execution.dtypes import TORCH_DTYPES
+from execution.logit_changes import change_logits
 from execution.sampling import greedy, sample
 
 
@@ -62,15 +63,18 @@ class SubmodelProgram(nn.Module):
 
     def _pick_tokens(self, logits: RankLogits, gathered: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
         """Picks tokens, int32 [rows], from `gathered` f32 [rows, vocab_size] if the ranks exchange all logits."""
+        if PROCESSORS in self.submodel.flags:
+            logits = logits.change(inputs)
+            gathered = None if gathered is None else change_logits(gathered, inputs, logits.vocab_size, None)
         if self.spec.is_greedy:
             return logits.greedy() if gathered is None else greedy(gathered)
         sampling, rows = self.spec.sampling, logits.part.shape[0]
         params = inputs["sampling_params"] if sampling.dynamic else _bake_params(sampling, rows, logits.part.device)
         rand = torch.full((rows, 1), 0.5, device=logits.part.device) if sampling.deterministic else inputs["rand"]
         if gathered is not None:
-            return sample(gathered, params, rand, sampling.global_topk)
+            return sample(gathered, params, rand, sampling.global_topk, inputs.get("cuts"))
         needs_total = sampling.dynamic or sampling.top_k == 0
-        return logits.sample(params, rand, sampling.global_topk, needs_total=needs_total)
+        return logits.sample(params, rand, sampling.global_topk, needs_total=needs_total, cuts=inputs.get("cuts"))
 
 
 def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> SubmodelProgram:

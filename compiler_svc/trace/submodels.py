@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from bundle.abi.inputs import LEFT_PADDED, inputs_of
+from bundle.abi.inputs import LEFT_PADDED, PROCESSORS, WORD_BITS, inputs_of
 from bundle.abi.outputs import outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, DType, Symbols
 from bundle.manifest import ADAPTER_WEIGHTS, TensorSpec, WeightSet, WeightShard, WeightTensor
 from compiler_svc.trace.graph_spec import GraphSpec
+from execution.sampling_parameters import MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +34,20 @@ class ExecutableSpec:
 
 
 def describe_submodel(
-    spec: GraphSpec, submodel: SubmodelName, bucket: int, *, rows: int | None = None, prefix: int | None = None
+    spec: GraphSpec,
+    submodel: SubmodelName,
+    bucket: int,
+    *,
+    rows: int | None = None,
+    prefix: int | None = None,
+    processes: bool = False,
 ) -> ExecutableSpec:
     """Describes one executable.
 
     `bucket`, at most `spec.max_length`, counts tokens of a row, or positions that are read, depending on the submodel.
     `rows` are those of a step, if the submodel has executables of several batch sizes; None: the submodel's. `prefix`
-    counts cached tokens before those of a row, if buckets bound these too.
+    counts cached tokens before those of a row, if buckets bound these too. With `processes`, it is the executable that
+    changes logits before it picks tokens.
     """
     assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
     row = SUBMODELS[submodel]
@@ -51,17 +59,21 @@ def describe_submodel(
         "N": -(-spec.max_length // spec.block_tokens) if spec.block_tokens else 1,
         "V": spec.description.vocab_size,
         "rank_V": spec.description.head.outputs.part_length(spec.tp_degree),
+        "W": -(-spec.description.vocab_size // WORD_BITS),
+        "B": min(spec.description.vocab_size, spec.max_length + MAX_TOKENS),
     }
-    inputs, outputs = inputs_of(submodel, spec.flags), outputs_of(submodel, spec.flags)
+    flags = spec.flags if processes else spec.flags - {PROCESSORS}
+    inputs, outputs = inputs_of(submodel, flags), outputs_of(submodel, flags)
+    shape = "x".join(str(one) for one in (rows, bucket, prefix) if one is not None)
     return ExecutableSpec(
-        tag="_".join([submodel, "x".join(str(one) for one in (rows, bucket, prefix) if one is not None)]),
+        tag="_".join([submodel, shape, *([PROCESSORS] if processes else [])]),
         submodel=submodel,
         bucket=(bucket,) if prefix is None else (bucket, prefix),
         batch_size=symbols["R"],
         inputs=_specify(inputs, symbols, spec.dtype),
         outputs=_specify(outputs, symbols, spec.dtype),
         state=tuple(row.name for state in spec.description.states for row in state.rows(spec.dtype)),
-        flags=tuple(sorted(_keep_own(spec.flags, submodel, (*inputs, *outputs)))),
+        flags=tuple(sorted(_keep_own(flags, submodel, (*inputs, *outputs)))),
     )
 
 

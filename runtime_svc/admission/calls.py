@@ -348,7 +348,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
 def _unserved_sampling(asked: Mapping[str, Any], capabilities: Capabilities) -> Iterator[FieldViolation]:
     for name, value in asked.items():
         row = PARAMETERS[name]
-        if row.need is Need.HOST and value != row.neutral and not capabilities.logit_processors:
+        if row.need is Need.PROCESSORS and value != row.neutral and not capabilities.logit_processors:
             neutral = "" if isinstance(value, Mapping | tuple) else f" or {quote_value(row.neutral)}"
             yield FieldViolation(f"sampling.{name}", quote_value(value), f"unset{neutral}: {row.need.value}")
     default, resolved = capabilities.default_sampling, _resolve_sampling(asked, capabilities.default_sampling)

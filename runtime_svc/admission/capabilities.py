@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-import msgspec
-
+from bundle.abi.inputs import PROCESSORS
 from bundle.abi.submodels import SUBMODELS
 from bundle.abi.tensor import DTYPES
 from bundle.manifest import Executable, GenerationDefaults, Manifest
@@ -108,8 +107,7 @@ class Capabilities:
             text=tokenizer is not None,
             chat=tokenizer is not None and bool(tokenizer.all_templates),
             chat_templates=() if tokenizer is None else tuple(sorted(tokenizer.all_templates)),
-            logit_processors=sampling.mode == "host",
-            constraints=sampling.mode == "host" and tokenizer is not None and bool(manifest.tokens.eos),
+            logit_processors=sampling.mode == "host" or any(PROCESSORS in one.flags for one in manifest.executables),
             default_sampling=_default_sampling_of(manifest),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,

@@ -233,6 +233,11 @@ class Request:
     finish: Finish | None = None
     bucket_steps: Counter[BucketKey] = field(default_factory=Counter)
     bucket_padding: Counter[BucketKey] = field(default_factory=Counter)
+    #: Whether its next step needs to know the token of the one before, so that none can be called ahead.
+    needs_newest_token: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.needs_newest_token = self.sampling.counts_tokens
 
     @property
     def call_id(self) -> tuple[str, str]:

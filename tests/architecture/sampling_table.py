@@ -35,7 +35,7 @@ transformers' epsilon_cutoff and eta_cutoff have no field.
 NEEDS = {
     Need.NOTHING: "",
     Need.CHOICE: "a bundle that takes it with each step (`Capabilities.dynamic_sampling`)",
-    Need.HOST: "a bundle whose tokens the host picks (`Capabilities.logit_processors`)",
+    Need.PROCESSORS: "a bundle that changes logits (`Capabilities.logit_processors`)",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, inputs_of
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, PROCESSORS, inputs_of
 from bundle.abi.outputs import outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
@@ -68,9 +68,11 @@ def make_executable(
         "N": num_row_blocks,
         "V": vocab_size,
         "rank_V": vocab_size,
+        "W": -(-vocab_size // 32),
+        "B": vocab_size,
     }
     described = {
-        "tag": f"{submodel}_{bucket}",
+        "tag": f"{submodel}_{bucket}" + ("_processors" if PROCESSORS in flags else ""),
         "submodel": submodel,
         "bucket": (bucket,),
         "batch_size": batch_size,

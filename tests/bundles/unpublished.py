@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.abi.inputs import PROCESSORS
 from bundle.digest import sha256_file
 from bundle.manifest import MODEL_WEIGHTS, Manifest, WeightSet, WeightShard
 from compiler_svc.lower.program import save_program
@@ -52,6 +53,8 @@ def make_bundle(
 
     submodels = [describe_submodel(spec, "context_encoding", bucket) for bucket in context_buckets]
     submodels += [describe_submodel(spec, "token_generation", bucket) for bucket in token_buckets]
+    if PROCESSORS in spec.flags:
+        submodels += [describe_submodel(spec, "token_generation", bucket, processes=True) for bucket in token_buckets]
     executables = []
     for submodel in submodels:
         traced = export_submodel(spec, plan, submodel)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
+from bundle.abi.inputs import INPUTS, PROCESSORS
 from bundle.abi.state import AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SubmodelName
 from bundle.digest import sha256_file
@@ -34,6 +35,7 @@ from bundle.manifest import (
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptions
 from compiler_svc.lower.program import stage_job
 from execution.dtypes import TORCH_DTYPES
+from execution.logit_changes import change_logits
 from execution.sampling import sample
 from tests.bundles.manifests import DYNAMIC, make_executable, make_manifest, state_names
 
@@ -42,12 +44,17 @@ STATE_SHAPE = (SLOTS + 1, 1, LENGTH, HIDDEN)
 NUM_STATE = 2 * LAYERS
 GLOBAL_TOPK = 12
 
-Picks = Literal["logits", "tokens"]
+#: `processed` executables pick tokens, and come with others that change logits first.
+Picks = Literal["logits", "tokens", "processed"]
 ON_DEVICE = msgspec.structs.replace(DYNAMIC, global_topk=GLOBAL_TOPK, temperature=1.0)
 SAMPLING: Mapping[Picks, Sampling] = {
     "logits": msgspec.structs.replace(ON_DEVICE, mode="host"),
     "tokens": ON_DEVICE,
+    "processed": ON_DEVICE,
 }
+
+
+_CHANGES = tuple(one.name for one in INPUTS.values() if one.flag == PROCESSORS)
 
 
 def all_reduce(x: Tensor, tp_degree: int) -> Tensor:
@@ -111,7 +118,10 @@ class ToyModel(nn.Module):
         logits = all_gather(self.head(last), self._tp_degree)
         if self._picks == "logits":
             return (logits, *state)
-        return (sample(logits, rest[-2], rest[-1], GLOBAL_TOPK), logits, *state)
+        rest = rest[input_ids.shape[1] > 1 :]
+        params, chance, changes = rest[0], rest[1], dict(zip(_CHANGES, rest[2:], strict=False))
+        changed = change_logits(logits, changes, VOCAB, None) if changes else logits
+        return (sample(changed, params, chance, GLOBAL_TOPK, changes.get("cuts")), logits, *state)
 
 
 def make_model(seed: int, picks: Picks = "logits", tp_degree: int = 1) -> ToyModel:
@@ -169,17 +179,20 @@ def save_shard(model: ToyModel, rank: int, tp_degree: int, path: Path) -> Path:
 FLAGS: Mapping[Picks, tuple[str, ...]] = {
     "logits": ("logits",),
     "tokens": ("logits", "rand", "sampling_params", "tokens"),
+    "processed": ("logits", "rand", "sampling_params", "tokens"),
 }
 
 
-def describe(submodel: SubmodelName, picks: Picks) -> Executable:
+def describe(submodel: SubmodelName, picks: Picks, *more: str) -> Executable:
     """An executable that is not built."""
     bucket, rows = (PROMPT, 1) if submodel == "context_encoding" else (LENGTH, 2)
-    return make_executable(submodel, bucket, rows, flags=FLAGS[picks], vocab_size=VOCAB, num_layers=LAYERS)
+    flags = (*FLAGS[picks], *more)
+    return make_executable(submodel, bucket, rows, flags=flags, vocab_size=VOCAB, num_layers=LAYERS)
 
 
 def describe_all(picks: Picks) -> list[Executable]:
-    return [describe("context_encoding", picks), describe("token_generation", picks)]
+    kinds = ((), (PROCESSORS,)) if picks == "processed" else ((),)
+    return [describe(submodel, picks, *more) for more in kinds for submodel in ("context_encoding", "token_generation")]
 
 
 def describe_toy(executables: Sequence[Executable], picks: Picks, tp_degree: int = 1, **changes: Any) -> Manifest:

@@ -46,6 +46,7 @@ from compiler_svc.config.tables.sampling import (
     ON_DEVICE_SAMPLING_NOTES,
     ON_DEVICE_SAMPLING_RULES,
     SAMPLING_NOTES,
+    SAMPLING_RULES,
     OnDeviceSamplingConfig,
 )
 from compiler_svc.config.tables.speculation import (
@@ -70,6 +71,7 @@ _NEURON_CONFIG_RULES: Final = (
     *KERNEL_RULES,
     *SPECULATION_RULES,
     *MEDUSA_RULES,
+    *SAMPLING_RULES,
     *ASYNC_MODE_RULES,
     *MOE_RULES,
 )

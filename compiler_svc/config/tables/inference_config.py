@@ -84,7 +84,7 @@ class InferenceConfig:
 
 
 #: Attributes that earlier bundles do not have.
-_LEFT_OUT_UNSET: Final = ("activation_quantization_type", "kv_quant_config")
+_LEFT_OUT_UNSET: Final = ("activation_quantization_type", "kv_quant_config", "logit_processors")
 
 
 def _plain(value: object) -> dict[str, Any]:

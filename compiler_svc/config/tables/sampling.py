@@ -7,8 +7,8 @@ from typing import Final
 
 from compiler_svc.config.attribute import Values, attribute
 from compiler_svc.config.domains import integer, number
-from compiler_svc.config.rule import Note, Rule
-from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING
+from compiler_svc.config.rule import KILN, Note, Rule
+from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING, UNDOCUMENTED
 from compiler_svc.config.tables.general import NO_SIZE
 from targets.cpu import CPU
 from targets.neuron import RECORDED_TOP_K
@@ -68,6 +68,17 @@ class SamplingAttributes:
     """Sampling in the executable; None leaves it to the runtime."""
 
     on_device_sampling_config: OnDeviceSamplingConfig | None = attribute(SAMPLING)
+    logit_processors: bool | None = attribute(
+        UNDOCUMENTED,
+        neuron=NO_SIZE,
+        note="Kiln's own: executables that pick tokens serve penalties, biases and excluded tokens, too; each is "
+        "compiled a second time, for steps of which a request asks for them",
+    )
+
+    @property
+    def processes_logits(self) -> bool:
+        """Whether executables change logits before they pick tokens."""
+        return self.on_device_sampling_config is not None and bool(self.logit_processors)
 
 
 #: Rules on the values of an OnDeviceSamplingConfig.
@@ -79,6 +90,23 @@ ON_DEVICE_SAMPLING_RULES: Final = (
         SAMPLING,
         breaks={"top_k": 65, "global_topk": 64},
         keeps={"top_k": 64, "global_topk": 64},
+    ),
+)
+
+SAMPLING_RULES: Final = (
+    Rule(
+        ("logit_processors",),
+        lambda v: (
+            not (
+                v["logit_processors"]
+                and v["on_device_sampling_config"]
+                and v["on_device_sampling_config"]["deterministic"]
+            )
+        ),
+        "unset or false with on_device_sampling_config.deterministic, which draws by the order of candidates",
+        KILN,
+        breaks={"logit_processors": True, "on_device_sampling_config": {"dynamic": True, "deterministic": True}},
+        keeps={"logit_processors": True, "on_device_sampling_config": {"dynamic": True}},
     ),
 )
 
@@ -111,6 +139,12 @@ SAMPLING_NOTES: Final = (
         "by several calls (--neuron-top-k recorded)",
         doubtful={"on_device_sampling_config": {"dynamic": True}},
         plain={"on_device_sampling_config": {"dynamic": True, "global_topk": RECORDED_TOP_K[0].candidates}},
+    ),
+    Note(
+        lambda v: v["logit_processors"] and v["on_device_sampling_config"] is None,
+        "neuron_config.logit_processors: the runtime changes logits anyway because on_device_sampling_config is unset",
+        doubtful={"logit_processors": True},
+        plain={"logit_processors": True, "on_device_sampling_config": {}},
     ),
     Note(
         lambda v: v["output_logits"] and v["on_device_sampling_config"] is None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,8 +11,10 @@ from torch import Tensor
 from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.layers.ranks import Ranks
 from execution.candidates import add_sums, carry_sums, find_likeliest, is_below_infinity, take_top
+from execution.logit_changes import change_logits
 from execution.sampling import (
     count_candidates,
+    cut,
     draw,
     greedy,
     is_valid,
@@ -44,6 +47,12 @@ class RankLogits:
             whole = whole[:, : self.vocab_size]
         return cast(whole, torch.float32)
 
+    def change(self, changes: Mapping[str, Tensor]) -> RankLogits:
+        """Changes logits by inputs of processors, as `change_logits`; they become float32."""
+        first_id = None if self.rank is None else self._first_id()
+        part = change_logits(cast(self.part, torch.float32), changes, self.vocab_size, first_id)
+        return replace(self, part=part)
+
     def greedy(self) -> Tensor:
         """The likeliest token of each row, the lowest id where several are: int32 [rows], as `sampling.greedy`."""
         if self.rank is None:
@@ -56,17 +65,27 @@ class RankLogits:
         rank = find_likeliest(torch.where(valid, largest, 0.0))[:, None]
         return mark_invalid(ids.gather(-1, rank)[:, 0], valid)
 
-    def sample(self, sampling_params: Tensor, rand: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
+    def sample(
+        self,
+        sampling_params: Tensor,
+        rand: Tensor,
+        global_topk: int,
+        *,
+        needs_total: bool,
+        cuts: Tensor | None = None,
+    ) -> Tensor:
         """Draws one token a row, int32 [rows]; INVALID_ROW where the logits are no numbers.
 
         Other arguments are as in `execution.sampling.sample`; `needs_total` says that rows may have top_k 0, whose
         probabilities are of the whole vocabulary.
         """
         if self.rank is None or global_topk == 0:
-            return sample(self.gather(), sampling_params, rand, global_topk)
+            return sample(self.gather(), sampling_params, rand, global_topk, cuts)
         top_logits, ids, valid = self._take_top(count_candidates(global_topk, self.vocab_size))
         sums = self._sum_weights(top_logits[:, :1], sampling_params, valid) if needs_total else None
         weights = weigh(top_logits, sums, sampling_params, self.vocab_size)
+        if cuts is not None:
+            weights = cut(weights, cuts, sampling_params)
         return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
 
     def _take_top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:

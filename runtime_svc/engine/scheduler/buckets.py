@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS, PROCESSORS
 from bundle.abi.submodels import SubmodelName
 from bundle.errors import ManifestInvalid
 from bundle.manifest import Executable, Manifest
@@ -53,7 +53,7 @@ class ContextChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketTable:
-    """Executables by submodel, smallest bucket first.
+    """Executables by submodel, smallest bucket first, but for those that change logits: see `StepBuilder`.
 
     Attributes:
         token_generation: Executables for one token a row; those of fewer rows first.
@@ -194,7 +194,8 @@ def _find_depth(executable: Executable, max_length: int) -> int:
 
 
 def _executables_of(manifest: Manifest, submodel: SubmodelName, *, batch_size: int) -> tuple[Executable, ...]:
-    executables = sorted(manifest.executables_of(submodel), key=lambda one: (one.batch_size, one.bucket))
+    served = (one for one in manifest.executables_of(submodel) if PROCESSORS not in one.flags)
+    executables = sorted(served, key=lambda one: (one.batch_size, one.bucket))
     if not executables:
         raise ManifestInvalid(f"it has no executable of {submodel}")
     largest = executables[-1]

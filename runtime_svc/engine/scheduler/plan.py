@@ -9,13 +9,15 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from bundle.abi.inputs import read_sampling_params
+from bundle.abi.inputs import PROCESSORS, read_sampling_params
+from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Executable, Manifest
 from execution.sampling_parameters import SamplingParams
-from execution.step import ProcessedRow, Step, StepForm
+from execution.step import ProcessedRow, Step, StepForm, StepInputs
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
+from runtime_svc.engine.scheduler.row_changes import RowChanges
 
 # float32 holds multiples of 2**-24 exactly, so that no number is rounded up to 1.
 RESOLUTION_BITS: Final = 24
@@ -80,16 +82,28 @@ class StepBuilder:
         self._pad_id = manifest.tokens.pad
         self._is_deterministic = manifest.sampling.deterministic
         self._picks_on_host = manifest.sampling.mode == "host"
+        self._vocab_size = manifest.tokens.vocab_size
         self._values: WeakKeyDictionary[Request, _RowValues] = WeakKeyDictionary()
+        # Executables that change logits, by the tags of those that do the same without.
+        processing = {_shape_of(one): one for one in manifest.executables if PROCESSORS in one.flags}
+        self._processing = {
+            one.tag: processing[_shape_of(one)]
+            for one in manifest.executables
+            if PROCESSORS not in one.flags and _shape_of(one) in processing
+        }
         self._forms = {executable.tag: StepForm(manifest, executable) for executable in manifest.executables}
 
     def build(self, plan: StepPlan) -> Step:
         """Inputs of one step, each row-major. Tokens that only the ranks know so far are the pad id."""
-        form = self._forms[plan.executable.tag]
+        rows = [(row, self._values.get(row.request) or self._add_values(row.request)) for row in plan.rows]
+        tag = plan.executable.tag
+        if tag in self._processing and any(row.samples and values.is_processed for row, values in rows):
+            tag = self._processing[tag].tag
+        form = self._forms[tag]
         inputs = form.make_idle()
         top_logprobs, wants_logits = None, False
         processed: list[ProcessedRow] = []
-        for row in plan.rows:
+        for row, values in rows:
             request = row.request
             tokens = [self._pad_id] if plan.depends_on_previous else request.tokens_at(row.start, row.num_tokens)
             form.put_tokens(
@@ -101,20 +115,21 @@ class StepBuilder:
                 num_moved=row.num_moved,
                 num_prompt_tokens=len(row.request.prompt_token_ids),
             )
-            values = self._values.get(request) or self._add_values(request)
             form.put_values(inputs, "sampling_params", row.row, values.sampling_params)
             if request.adapter_slot is not None:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
                 form.put_values(inputs, "rand", row.row, (_draw(row),))
-            is_processed = request.sampling.is_processed or request.constrained is not None
-            if row.samples and self._picks_on_host and is_processed:
-                processed.append(values.describe_processed(row))
+            if row.samples and values.is_processed:
+                if self._picks_on_host:
+                    processed.append(values.describe_processed(row))
+                else:
+                    values.put_changes(form, inputs, row, self._vocab_size)
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
             wants_logits = wants_logits or request.wants_logits
         return Step(
-            plan.executable.tag,
+            tag,
             inputs,
             top_logprobs,
             return_logits=wants_logits,
@@ -135,17 +150,37 @@ class _RowValues:
 
     def __init__(self, sampling: SamplingParams) -> None:
         self.sampling_params = array("f", read_sampling_params(sampling))
+        self.is_processed = sampling.is_processed
         self._prompt = b""
         self._generated = array("i")
+        self._changes: RowChanges | None = None
 
     def describe_processed(self, row: ScheduledRow) -> ProcessedRow:
         request = row.request
         self._prompt = self._prompt or array("i", request.prompt_token_ids).tobytes()
         self._generated.extend(request.output_token_ids[len(self._generated) :])
-        is_short = len(self._generated) < request.sampling.min_new_tokens
-        ends = tuple(request.stop.stop_token_ids) if is_short else ()
-        mask = None if request.constrained is None else request.constrained.mask
-        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends, mask)
+        ends = _list_early_ends(request, len(self._generated))
+        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends)
+
+    def put_changes(self, form: StepForm, inputs: StepInputs, row: ScheduledRow, vocab_size: int) -> None:
+        """Puts what processors change into a row of inputs."""
+        request, prompt = row.request, row.request.prompt_token_ids
+        if self._changes is None:
+            self._changes = RowChanges(request.sampling, prompt, vocab_size)
+        num_generated = row.start + row.num_tokens - len(prompt)
+        self._changes.advance(request.output_token_ids)
+        mask = self._changes.make_mask(num_generated, _list_early_ends(request, num_generated))
+        for name, values in {**self._changes.pairs, "token_bitmask": mask, "cuts": self._changes.cuts}.items():
+            form.put_values(inputs, name, row.row, values)
+
+
+def _shape_of(executable: Executable) -> tuple[SubmodelName, tuple[int, ...], int]:
+    return executable.submodel, executable.bucket, executable.batch_size
+
+
+def _list_early_ends(request: Request, num_generated: int) -> tuple[int, ...]:
+    """The tokens that would end a request, and must not yet."""
+    return tuple(request.stop.stop_token_ids) if num_generated < request.sampling.min_new_tokens else ()
 
 
 def _draw(row: ScheduledRow) -> float:

@@ -137,7 +137,7 @@ class AlternatingSteps:
         owner of its place in the KV cache runs after that. Returns None if the next step has to be another one.
         """
         rows = plan.rows
-        if SUBMODELS[plan.executable.submodel].tokens != 1:
+        if SUBMODELS[plan.executable.submodel].tokens != 1 or any(row.request.needs_newest_token for row in rows):
             return None
         if len(rows) != sum([not request.is_paused for request in running]):
             return None

@@ -292,7 +292,7 @@ async def test_every_field_that_is_not_served_yet_is_named(served: Runtime) -> N
         assert how.fields[path].endswith("this server does not serve it yet")
 
 
-HOST_PICKS: list[tuple[str, pb.GenerateRequest, str]] = [
+PROCESSED: list[tuple[str, pb.GenerateRequest, str]] = [
     ("min_p", sample(min_p=0.1), "got 0.1; accepted: unset or 0: "),
     ("frequency_penalty", sample(frequency_penalty=1), "got 1; accepted: unset or 0: "),
     ("presence_penalty", sample(presence_penalty=-2), "got -2; accepted: unset or 0: "),
@@ -307,12 +307,13 @@ HOST_PICKS: list[tuple[str, pb.GenerateRequest, str]] = [
 ]
 
 
-async def test_what_only_the_host_can_do_is_refused_with_how_to_compile_the_bundle(served: Runtime) -> None:
-    assert [name for name, *_ in HOST_PICKS] == [name for name, row in PARAMETERS.items() if row.need is Need.HOST]
-    for name, request, description in HOST_PICKS:
+async def test_what_needs_processors_is_refused_with_how_to_compile_the_bundle(served: Runtime) -> None:
+    assert [name for name, *_ in PROCESSED] == [name for name, row in PARAMETERS.items() if row.need is Need.PROCESSORS]
+    for name, request, description in PROCESSED:
         how = await refused(call(served, request, "d"), "INVALID_ARGUMENT", UNSERVED, f"sampling.{name}")
         assert how.fields[f"sampling.{name}"] == description + (
-            "executables pick the tokens; compile the bundle without neuron_config.on_device_sampling_config"
+            "executables pick the tokens, and change no logits; compile the bundle with "
+            "neuron_config.logit_processors, or without neuron_config.on_device_sampling_config"
         )
 
 

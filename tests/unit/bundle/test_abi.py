@@ -35,6 +35,8 @@ SYMBOLS: Symbols = {
     "N": 3,
     "V": 50,
     "rank_V": 25,
+    "W": 2,
+    "B": 3,
     "pad_id": 3,
     "scratch_slot": 6,
     "scratch_block": 9,
@@ -71,6 +73,12 @@ def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> Non
         "adapter_ids": [-1, -1],
         "sampling_params": [1.0] * 6,
         "rand": [0.5, 0.5],
+        "token_bitmask": [-1] * 4,
+        "pair_ids": [-1] * 6,
+        "pair_bias": [0.0] * 6,
+        "pair_factor": [1.0] * 6,
+        "pair_penalty": [0.0] * 6,
+        "cuts": [0.0, 1.0, 0.0, 1.0],
     }
 
 

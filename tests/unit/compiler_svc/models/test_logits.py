@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -10,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bundle.abi.inputs import read_sampling_params
 from bundle.abi.outputs import INVALID_ROW
 from compiler_svc.models.divisions import share_of
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
+from execution.processors import sample_processed
 from execution.sampling import greedy, sample
 from tests.fuzzing import fuzz
 from tests.ranks.arithmetic import compute_as_on
+from tests.ranks.processed_rows import draw_row, make_changes
 from tests.ranks.threads import run_ranks
 
 
@@ -157,3 +161,29 @@ def test_row_of_nothing_but_negative_infinity_is_marked() -> None:
     logits = torch.full((1, 23), -float("inf"))
     parts = divide(logits, 4)
     assert [tokens.tolist() for tokens in run_ranks(4, lambda rank: parts[rank].greedy())] == [[INVALID_ROW]] * 4
+
+
+@pytest.mark.parametrize(("tp_degree", "global_topk"), [(1, 20), (3, 20), (2, 0)])
+def test_processed_rows_get_the_tokens_that_the_host_picks(tp_degree: int, global_topk: int) -> None:
+    """Random parameters of all processors, behind random numbers."""
+    draw = random.Random(tp_degree)
+    for number in range(40):
+        logits = draw_logits(10, 50, seed=number, dtype=torch.bfloat16)
+        rows = [draw_row(draw, row, 50) for row in range(10)]
+        params = torch.tensor([read_sampling_params(row.sampling) for row in rows])
+        rand = torch.rand(10, 1, generator=torch.Generator().manual_seed(number))
+        expected = sample_processed(logits, params, rand, rows, global_topk)
+        changes, parts = make_changes(rows, 50), divide(logits, tp_degree)
+
+        def pick(
+            rank: int,
+            parts: list[RankLogits] = parts,
+            params: Tensor = params,
+            rand: Tensor = rand,
+            changes: dict[str, Tensor] = changes,
+        ) -> Tensor:
+            changed = parts[rank].change(changes)
+            return changed.sample(params, rand, global_topk, needs_total=True, cuts=changes["cuts"])
+
+        for tokens in run_ranks(tp_degree, pick):
+            assert tokens.equal(expected)

@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bundle.abi.inputs import PROCESSORS
 from bundle.abi.outputs import list_flags
 from bundle.manifest import Sampling, TensorSpec, WeightSet
 from compiler_svc.models.registry import describe_model, find_family
@@ -71,7 +72,7 @@ def test_token_generation() -> None:
     )
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
     others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows", "adapters"}
-    assert set(submodel.flags) == list_flags() - others
+    assert set(submodel.flags) == list_flags() - others - {PROCESSORS}
 
 
 ROOM = Adapters(slots=AdapterSlots(slots=4, rank=3), targets=("o_proj", "v_proj"))
@@ -224,3 +225,15 @@ def test_state_of_other_layers_has_all_positions(window: int, changes: dict[str,
     assert {tensor.shape[2] for tensor in layout.tensors} == {positions}
     assert {tensor.window for tensor in layout.tensors} == {0}
     assert layout.max_rewound_tokens is None
+
+
+def test_what_changes_logits_comes_beside_what_does_not() -> None:
+    spec = make_spec(sampling=msgspec.structs.replace(ON_DEVICE, dynamic=True), optional_inputs=(PROCESSORS,))
+    plain, processing = (describe_submodel(spec, "token_generation", 64, processes=one) for one in (False, True))
+    assert (plain.tag, processing.tag) == ("token_generation_64", "token_generation_64_processors")
+    assert set(processing.flags) - set(plain.flags) == {PROCESSORS}
+    added = {one.name: one.shape for one in processing.inputs[len(plain.inputs) :]}
+    pairs = dict.fromkeys(("pair_ids", "pair_bias", "pair_factor", "pair_penalty"), (5, 100))
+    assert added == {"token_bitmask": (5, 4), **pairs, "cuts": (5, 2)}
+    without = make_spec(sampling=spec.sampling)
+    assert describe_submodel(without, "token_generation", 64) == plain

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from execution.errors import RankDied
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.engine.scheduler.plan import StepPlan
@@ -70,6 +72,18 @@ def test_no_step_behind_if_a_row_ends_or_pauses_or_another_request_is_ready() ->
     a.claim_finish(ABORTED, 1.0)
     scheduler.remove(a)
     assert scheduler.schedule_behind(running) is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "goes_ahead"), [({"logit_bias": {5: 1.0}}, True), ({"presence_penalty": 1}, False)]
+)
+def test_no_step_behind_if_a_row_counts_the_tokens_of_the_running_one(
+    sampling: dict[str, Any], goes_ahead: bool
+) -> None:
+    scheduler = make_scheduler(ctx_batch_size=2)
+    for name, asked in (("a", {}), ("b", sampling)):
+        scheduler.add(make_request(name, 3, sampling=SamplingParams(**asked)))
+    assert (scheduler.schedule_behind(decode(scheduler)) is not None) is goes_ahead
 
 
 def test_no_step_behind_without_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.abi.inputs import ADAPTERS
+from bundle.abi.inputs import ADAPTERS, PROCESSORS
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Manifest
 from execution.sampling_parameters import SamplingParams
@@ -125,6 +125,44 @@ def test_deterministic_bundle_gets_one_half() -> None:
     manifest = make_manifest(sampling=msgspec.structs.replace(DYNAMIC, deterministic=True))
     row = scheduled(0, 0, (11,), 0, 1, sampling=SEEDED)
     assert build(manifest, "context_encoding", row).inputs["rand"].tolist() == [0.5]
+
+
+def make_processing(**options: Any) -> Manifest:
+    """Each executable twice, with processors and without."""
+    all_flags = (DYNAMIC_FLAGS, (PROCESSORS, *DYNAMIC_FLAGS))
+    plain, processing = (make_manifest(flags=flags, **options) for flags in all_flags)
+    return msgspec.structs.replace(plain, executables=(*plain.executables, *processing.executables))
+
+
+def test_steps_of_which_no_row_asks_for_it_change_no_logits() -> None:
+    manifest = make_processing(num_slots=3)
+    rows = [scheduled(0, 0, (5, 6), 1, 1), scheduled(1, 1, (5, 6), 1, 1, sampling=SamplingParams(top_k=5))]
+    assert build(manifest, "token_generation", *rows).tag == "token_generation_16"
+    # The first chunk of a prompt gives no token.
+    chunk = scheduled(0, 0, (5, 6), 0, 1, sampling=SamplingParams(min_new_tokens=1))
+    assert build(manifest, "context_encoding", chunk).tag == "context_encoding_8"
+
+
+def test_rows_that_ask_for_it_have_their_pairs_masks_and_cuts() -> None:
+    manifest = make_processing(num_slots=3)
+    sampling = SamplingParams(repetition_penalty=2, logit_bias={40: 3.0}, min_p=0.25, min_new_tokens=1)
+    rows = [
+        scheduled(0, 0, (5, 6), 1, 1),
+        scheduled(2, 2, (7, 8, 7), 2, 1, sampling=sampling, stop=(2,)),
+    ]
+    step = build(manifest, "token_generation", *rows)
+    assert step.tag == "token_generation_16_processors"
+    values = {
+        name: [own[at : at + len(own) // 3] for at in range(0, len(own), len(own) // 3)]
+        for name, own in list_values(step.inputs).items()
+    }
+    assert [row[:4] for row in values["pair_ids"]] == [[-1] * 4, [-1] * 4, [40, 7, 8, -1]]
+    assert values["pair_bias"][2][:4] == [3.0, 0.0, 0.0, 0.0]
+    assert values["pair_factor"][2][:4] == [1.0, 2.0, 2.0, 1.0]
+    idle, plain, (first, *others) = values["token_bitmask"]
+    assert set(idle) == set(plain) == set(others) == {-1}
+    assert first == ~(1 << 2)
+    assert values["cuts"] == [[0.0, 1.0], [0.0, 1.0], [0.25, 1.0]]
 
 
 # Random numbers

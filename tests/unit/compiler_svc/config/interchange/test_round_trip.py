@@ -48,6 +48,7 @@ def test_every_attribute_is_written(table: ConfigTable) -> None:
     neuron_config = {
         "glu_mlp": True,
         "activation_quantization_type": "none",
+        "logit_processors": True,
         "on_device_sampling_config": {},
         "kv_quant_config": {},
         "lora_config": {},

@@ -1,0 +1,112 @@
+"""What the processors of a request change in each step, as executables with the flag `processors` take it.
+
+`execution.processors` does the same to logits on the host and explains each parameter. Numbers are rounded to float32
+where torch rounds them, so that both give equal logits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from bundle.abi.inputs import WORD_BITS, read_cuts
+from execution.sampling_parameters import SamplingParams
+
+
+class RowChanges:
+    """Values of the inputs of processors in the rows of one request. They follow its output, token by token."""
+
+    def __init__(self, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        self._sampling = sampling
+        self._vocab_size = vocab_size
+        self._num_taken = 0
+        # Place of each token that has changed, in the arrays below.
+        self._places: dict[int, int] = {}
+        self.pairs: dict[str, array[Any]] = {
+            "pair_ids": array("i"),
+            "pair_bias": array("f"),
+            "pair_factor": array("f"),
+            "pair_penalty": array("f"),
+        }
+        self.cuts = array("f", read_cuts(sampling))
+        self._counts: defaultdict[int, int] = defaultdict(int)
+        self._frequency, self._presence = array("f", (-sampling.frequency_penalty, sampling.presence_penalty))
+        self._allowed = _make_mask(sampling.allowed_token_ids, vocab_size)
+        # Tokens so far, if any of them exclude others, and which tokens have followed each few of them.
+        self._history: list[int] = []
+        self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+        for token, bias in sampling.logit_bias.items():
+            self._set(token, "pair_bias", bias)
+        for token in prompt:
+            self._take_context(token)
+
+    def advance(self, output: Sequence[int]) -> None:
+        """Takes in the tokens of the request's output that came since the last call."""
+        sampling = self._sampling
+        for token in output[self._num_taken :]:
+            self._take_context(token)
+            if sampling.frequency_penalty or sampling.presence_penalty:
+                self._counts[token] += 1
+                (repeated,) = array("f", (self._counts[token] * self._frequency,))
+                self._set(token, "pair_penalty", repeated - self._presence)
+        self._num_taken = len(output)
+
+    def make_mask(self, num_generated: int, ends: Collection[int]) -> array[int]:
+        """The row's part of `token_bitmask`, behind so many generated tokens; `ends` are not yet allowed."""
+        sampling = self._sampling
+        if num_generated < len(sampling.forced_token_ids):
+            return array(
+                "i", _make_mask(sampling.forced_token_ids[num_generated : num_generated + 1], self._vocab_size)
+            )
+        excluded = {*ends, *self._find_repeating(), *self._find_bad()}
+        allowed = sampling.allowed_token_ids
+        leaves_none = excluded.issuperset(allowed) if allowed else len(excluded) >= self._vocab_size
+        mask = bytearray(self._allowed)
+        for token in () if leaves_none else excluded:
+            mask[token >> 3] &= ~(1 << (token & 7))
+        return array("i", mask)
+
+    def _take_context(self, token: int) -> None:
+        sampling = self._sampling
+        if sampling.repetition_penalty != 1:
+            self._set(token, "pair_factor", sampling.repetition_penalty)
+        if sampling.no_repeat_ngram_size or sampling.bad_words:
+            self._history.append(token)
+            size = sampling.no_repeat_ngram_size
+            if size and len(self._history) >= size:
+                self._followers[tuple(self._history[-size:-1])].add(token)
+
+    def _set(self, token: int, name: str, value: float) -> None:
+        place = self._places.get(token)
+        if place is None:
+            place = self._places[token] = len(self._places)
+            for one, idle in (("pair_ids", token), ("pair_bias", 0.0), ("pair_factor", 1.0), ("pair_penalty", 0.0)):
+                self.pairs[one].append(idle)
+        self.pairs[name][place] = value
+
+    def _find_repeating(self) -> Collection[int]:
+        size = self._sampling.no_repeat_ngram_size
+        if not size or len(self._history) < size - 1:
+            return ()
+        return self._followers.get(tuple(self._history[len(self._history) - size + 1 :]), ())
+
+    def _find_bad(self) -> list[int]:
+        history = self._history
+        return [
+            word[-1]
+            for word in self._sampling.bad_words
+            if len(history) >= len(word) - 1 and tuple(history[len(history) - len(word) + 1 :]) == word[:-1]
+        ]
+
+
+def _make_mask(allowed: Sequence[int], vocab_size: int) -> bytes:
+    """Words with the bits of some tokens, or of all if none is named."""
+    size = -(-vocab_size // WORD_BITS) * WORD_BITS // 8
+    if not allowed:
+        return b"\xff" * size
+    mask = bytearray(size)
+    for token in allowed:
+        mask[token >> 3] |= 1 << (token & 7)
+    return bytes(mask)
