@@ -33,12 +33,16 @@ def change_logits(logits: Tensor, changes: Mapping[str, Tensor], vocab_size: int
     if first_id is not None:
         places, ids = places - first_id, ids + first_id
     # Pairs that change nothing here share a column of their own.
-    places = torch.where((places >= 0) & (places < count), places, count).to(index)
+    # Compared with tensors, here and below: torch-xla takes numbers as arguments of 64 bits.
+    own_column = torch.full_like(places, count)
+    places = torch.where((places >= 0) & (places < own_column), places, own_column).to(index)
     wide = torch.nn.functional.pad(logits, (0, 1))
     own = wide.gather(-1, places) + changes["pair_bias"]
     factor = changes["pair_factor"]
-    own = torch.where(own < 0, own * factor, own / factor) + changes["pair_penalty"]
+    own = torch.where(own < torch.zeros_like(own), own * factor, own / factor) + changes["pair_penalty"]
     wide = wide.scatter(-1, places, own)[:, :count]
     ids = ids.clamp(max=vocab_size - 1)
     words = changes["token_bitmask"].index_select(-1, (ids >> 5).to(index))
-    return wide + torch.where((words >> (ids & (WORD_BITS - 1))) & 1 == 0, float("-inf"), 0.0)
+    # torch-xla divides to shift to the right, which rounds negative words up.
+    bits = torch.ones_like(ids) << (ids & (WORD_BITS - 1))
+    return wide + torch.where(words & bits == 0, float("-inf"), 0.0)

@@ -235,13 +235,13 @@ _ROWS: Final = (
         flag=PROCESSORS,
         is_for_sampling=True,
     ),
-    # What leaves out tokens behind top_k and top_p.
+    # What leaves out tokens behind top_k and top_p, in executables with the flag `processors` that are not greedy.
     Input(
         name="cuts",
         dtype="float32",
         dims=("R", len(CUTS)),
         idle=(0.0, 1.0),
-        flag=PROCESSORS,
+        flag="cuts",
         is_for_sampling=True,
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bundle.abi.inputs import ADAPTERS, BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS, PROMPT_LENGTHS
+from bundle.abi.inputs import ADAPTERS, BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS, PROCESSORS, PROMPT_LENGTHS
 from bundle.abi.outputs import list_flags
 from bundle.abi.tensor import DType
 from bundle.manifest import Sampling
@@ -129,6 +129,7 @@ class GraphSpec:
             PROMPT_LENGTHS: self.reads_context and self.description.prompt_lengths is not None,
             # Requests choose top_k, top_p and temperature inside the executable.
             "sampling_params": self.samples_on_device and self.sampling.dynamic,
+            "cuts": PROCESSORS in self.optional_inputs and not self.is_greedy,
             "rand": self.samples_on_device and not self.is_greedy and not self.sampling.deterministic,
             "tokens": self.samples_on_device,
             "logits": self.returns_logits,

@@ -62,7 +62,7 @@ def describe_submodel(
         "W": -(-spec.description.vocab_size // WORD_BITS),
         "B": min(spec.description.vocab_size, spec.max_length + MAX_TOKENS),
     }
-    flags = spec.flags if processes else spec.flags - {PROCESSORS}
+    flags = spec.flags if processes else spec.flags - {PROCESSORS, "cuts"}
     inputs, outputs = inputs_of(submodel, flags), outputs_of(submodel, flags)
     shape = "x".join(str(one) for one in (rows, bucket, prefix) if one is not None)
     return ExecutableSpec(

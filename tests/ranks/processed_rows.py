@@ -62,7 +62,7 @@ def make_changes(rows: Sequence[ProcessedRow], vocab_size: int) -> dict[str, Ten
     symbols = {"R": len(rows), "B": vocab_size, "W": -(-vocab_size // 32)}
     tensors: dict[str, Tensor] = {}
     for one in INPUTS.values():
-        if one.flag == PROCESSORS:
+        if one.flag in (PROCESSORS, "cuts"):
             shape = one.shape(symbols)  # type: ignore[arg-type]
             values = torch.tensor(one.idle_values(shape, {}), dtype=getattr(torch, one.dtype)).view(shape)
             tensors[one.name] = values

@@ -54,7 +54,8 @@ SAMPLING: Mapping[Picks, Sampling] = {
 }
 
 
-_CHANGES = tuple(one.name for one in INPUTS.values() if one.flag == PROCESSORS)
+_PROCESSED = (PROCESSORS, "cuts")
+_CHANGES = tuple(one.name for one in INPUTS.values() if one.flag in _PROCESSED)
 
 
 def all_reduce(x: Tensor, tp_degree: int) -> Tensor:
@@ -191,7 +192,7 @@ def describe(submodel: SubmodelName, picks: Picks, *more: str) -> Executable:
 
 
 def describe_all(picks: Picks) -> list[Executable]:
-    kinds = ((), (PROCESSORS,)) if picks == "processed" else ((),)
+    kinds = ((), _PROCESSED) if picks == "processed" else ((),)
     return [describe(submodel, picks, *more) for more in kinds for submodel in ("context_encoding", "token_generation")]
 
 

@@ -72,7 +72,7 @@ def test_token_generation() -> None:
     )
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
     others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows", "adapters"}
-    assert set(submodel.flags) == list_flags() - others - {PROCESSORS}
+    assert set(submodel.flags) == list_flags() - others - {PROCESSORS, "cuts"}
 
 
 ROOM = Adapters(slots=AdapterSlots(slots=4, rank=3), targets=("o_proj", "v_proj"))
@@ -231,9 +231,11 @@ def test_what_changes_logits_comes_beside_what_does_not() -> None:
     spec = make_spec(sampling=msgspec.structs.replace(ON_DEVICE, dynamic=True), optional_inputs=(PROCESSORS,))
     plain, processing = (describe_submodel(spec, "token_generation", 64, processes=one) for one in (False, True))
     assert (plain.tag, processing.tag) == ("token_generation_64", "token_generation_64_processors")
-    assert set(processing.flags) - set(plain.flags) == {PROCESSORS}
+    assert set(processing.flags) - set(plain.flags) == {PROCESSORS, "cuts"}
     added = {one.name: one.shape for one in processing.inputs[len(plain.inputs) :]}
     pairs = dict.fromkeys(("pair_ids", "pair_bias", "pair_factor", "pair_penalty"), (5, 100))
     assert added == {"token_bitmask": (5, 4), **pairs, "cuts": (5, 2)}
+    greedy = describe_submodel(replace(spec, sampling=GREEDY), "token_generation", 64, processes=True)
+    assert greedy.inputs[-1].name == "pair_penalty", "nothing would read cuts"
     without = make_spec(sampling=spec.sampling)
     assert describe_submodel(without, "token_generation", 64) == plain

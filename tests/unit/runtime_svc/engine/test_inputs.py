@@ -129,7 +129,7 @@ def test_deterministic_bundle_gets_one_half() -> None:
 
 def make_processing(**options: Any) -> Manifest:
     """Each executable twice, with processors and without."""
-    all_flags = (DYNAMIC_FLAGS, (PROCESSORS, *DYNAMIC_FLAGS))
+    all_flags = (DYNAMIC_FLAGS, (PROCESSORS, "cuts", *DYNAMIC_FLAGS))
     plain, processing = (make_manifest(flags=flags, **options) for flags in all_flags)
     return msgspec.structs.replace(plain, executables=(*plain.executables, *processing.executables))
 
