@@ -154,8 +154,8 @@ def lose_adapter(deployment: Deployment, engine: Engine, digest: str, cause: str
     _forget_unused_files(deployment, engine)
 
 
-async def open_adapter(deployment: Deployment, library: BundleLibrary, record: AdapterRecord) -> None:
-    """Gives an adapter of an earlier process to the engine, unless that is done: a request names it.
+async def open_adapter(deployment: Deployment, library: BundleLibrary, caller: str, name: str) -> None:
+    """Gives the engine the adapter that a caller's request names, if it is of an earlier process and not opened yet.
 
     The ranks have checked its files when it was loaded, and do so when they write a slot. If its bundle is gone or
     damaged, its name means no adapter until it is loaded again.
@@ -163,8 +163,8 @@ async def open_adapter(deployment: Deployment, library: BundleLibrary, record: A
     Raises:
         KilnError: Its bundle cannot be had now; the next request tries again.
     """
-    unopened = deployment.adapters.unopened
-    if (lock := unopened.get(record.key)) is None:
+    unopened, record = deployment.adapters.unopened, deployment.adapters.find(caller, name)
+    if record is None or (lock := unopened.get(record.key)) is None:
         return
     async with lock:
         found = None

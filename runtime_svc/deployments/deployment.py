@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -81,8 +81,8 @@ class Serving:
     capabilities: Capabilities
     workers: TextWorkers
     limits: RequestLimits
-    #: Gives an adapter of an earlier process to the engine; see `adapters.open_adapter`.
-    open_adapter: Callable[[AdapterRecord], Awaitable[None]]
+    #: Gives the engine the adapter that a caller names, if it is of an earlier process; see `adapters.open_adapter`.
+    open_adapter: Callable[[str, str], Awaitable[None]]
     captures: CaptureDirectory | None = None
 
 
@@ -139,17 +139,14 @@ class Deployment:
         self._load_failure: KilnError | None = None
 
     @classmethod
-    def from_record(
-        cls, record: DeploymentRecord, adapters: Iterable[AdapterRecord], defaults: DeploymentDefaults
-    ) -> Deployment:
-        """Makes the deployment that an earlier process recorded, with the adapters that it recorded."""
+    def from_record(cls, record: DeploymentRecord, defaults: DeploymentDefaults) -> Deployment:
+        """Makes the deployment that an earlier process recorded, without its adapters."""
         deployment = cls(record.spec, record.origin, defaults)
         deployment.created_at_s = record.created_at_s
         deployment.digest = record.digest
         deployment.version = record.version
         deployment.weights = record.weights
         deployment.preferred_cores = record.cores
-        deployment.adapters = AdapterNames(adapters)
         deployment._recorded_epoch = record.weight_epoch
         deployment._should_be_ready = True
         return deployment
@@ -317,8 +314,7 @@ class Deployment:
         mask = await serving.text.compile(call.constraint)
         token_ids = await self._encode(call.prompt)
         requests = admit(call, token_ids, capabilities, now_s=now_s)
-        if (record := self.adapters.find(call.caller, call.adapter)) is not None:
-            await serving.open_adapter(record)
+        await serving.open_adapter(call.caller, call.adapter)
         pending = await self._begin_capture(requests[0])
         try:
             # The deployment may have changed state while threads worked.

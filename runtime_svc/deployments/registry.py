@@ -17,6 +17,7 @@ from bundle.host.backoff import backoff_delays
 from bundle.host.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from edge.supervision import begin_task, report_failure
+from runtime_svc.deployments.adapter_names import AdapterNames
 from runtime_svc.deployments.adapters import AdapterLoad, load_adapter, prepare_adapter, unload_adapter
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
@@ -137,7 +138,8 @@ class Deployments:
         The bundles of its adapters are opened when requests name them. The load is repeated as `retries` says. A load
         that is quarantined fails.
         """
-        deployment = Deployment.from_record(record, adapters, self._loader.defaults)
+        deployment = Deployment.from_record(record, self._loader.defaults)
+        deployment.adapters = AdapterNames(adapters)
         # Before others load. If too few are free, the load waits for them.
         with suppress(CoresUnavailable):
             self.resources.prefer_cores(deployment)
