@@ -124,7 +124,7 @@ def _time(
         "computed_context_lens": torch.full((rows,), cached, dtype=torch.int32),
         "live_rows": torch.tensor([rows], dtype=torch.int32),
         "sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1),
-        "rand": torch.zeros(rows, 1),
+        "noise_keys": torch.zeros(rows, 2, dtype=torch.int32),
     }
     inputs = {spec.name: known[spec.name] for spec in executable.inputs}
     return time_steps(lambda: executor.run(executable.tag, inputs), warm_up=warm_up, steps=steps)

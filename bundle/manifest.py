@@ -165,7 +165,7 @@ class BundledAdapter(_Record, frozen=True):
     shards: tuple[WeightShard, ...]
 
 
-class Sampling(_Record, frozen=True):
+class Sampling(_Record, frozen=True, omit_defaults=True):
     """How tokens are picked."""
 
     #: `on_device` executables return tokens; after `host` ones the executor samples from their logits.
@@ -180,6 +180,8 @@ class Sampling(_Record, frozen=True):
     temperature: float
     top_k: int
     top_p: float
+    #: The input that decides between candidates: `rand` with bundles of earlier releases.
+    chance: Literal["noise_keys", "rand"] = "rand"
 
 
 class Limits(_Record, frozen=True):

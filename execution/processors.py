@@ -16,33 +16,75 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from execution.sampling import candidates, draw, greedy, is_greedy, is_valid, mark_invalid
+from execution.candidates import find_likeliest
+from execution.sampling import candidates, draw, is_greedy, is_valid, mark_invalid, score
 from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow
 
 _EXCLUDED: Final = float("-inf")
+#: Rows of up to so many candidates are drawn together.
+_FEW: Final = 1 << 11
+#: Of others, noise is computed for so many at a time: its two hundred operations take twice as long outside the cache.
+_PART: Final = 1 << 15
 
 
-def sample_processed(
-    logits: Tensor, sampling_params: Tensor, rand: Tensor, rows: Sequence[ProcessedRow], global_topk: int
+def sample_on_host(
+    logits: Tensor, sampling_params: Tensor, chance: Tensor, rows: Sequence[ProcessedRow], global_topk: int
 ) -> Tensor:
     """Picks a token for each row as `sampling.sample` does, and for `rows` as they ask.
 
-    Arguments and result are as in `sample`; `logits` stay as they are.
+    Arguments and result are as in `sample`; `logits`, f32 [N, V], stay as they are. Here rows need not have equally
+    many candidates: one by which nothing is excluded takes no order of the vocabulary.
     """
-    valid = is_valid(logits)
-    logits = logits.to(torch.float32, copy=True)
-    logits[~valid[:, 0]] = 0.0
-    for row in rows:
-        logits[row.row] = process(logits[row.row], row)
-    if is_greedy(sampling_params).all():
-        return mark_invalid(greedy(logits), valid)
-    ids, weights = candidates(logits, sampling_params, global_topk)
-    for row in rows:
-        if not row.sampling.is_greedy:
-            ids[row.row], weights[row.row] = cut(ids[row.row], weights[row.row], row.sampling)
-    return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
+    valid, asked = is_valid(logits), {row.row: row for row in rows}
+    if asked or not valid.all():
+        logits = torch.where(valid, logits, 0.0)
+    for number, row in asked.items():
+        logits[number] = process(logits[number], row)
+    tokens = find_likeliest(logits)
+    drawn = (~is_greedy(sampling_params)).nonzero()[:, 0].tolist()
+    found = []
+    for number in drawn:
+        own = slice(number, number + 1)
+        ids, scores = _find_candidates(logits[own], sampling_params[own], asked.get(number), global_topk, chance.dtype)
+        if len(ids) > _FEW and chance.dtype == torch.int32:
+            ids, scores = _choose_of_parts(ids, scores, sampling_params[own], chance[own])
+        found.append((ids, scores))
+    if drawn:
+        padded_ids = pad_sequence([ids for ids, _ in found], batch_first=True)
+        padded = pad_sequence([scores for _, scores in found], batch_first=True, padding_value=_EXCLUDED)
+        tokens[drawn] = draw(padded_ids, padded, sampling_params[drawn], chance[drawn])
+    return mark_invalid(tokens, valid)
+
+
+def _choose_of_parts(ids: Tensor, scores: Tensor, sampling_params: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+    """Keeps of each part of a row's candidates the one that would be drawn of it: the row's token is one of these."""
+    parts = zip(torch.split(ids, _PART), torch.split(scores, _PART), strict=True)
+    kept = torch.cat([draw(some, values[None], sampling_params, chance) for some, values in parts])
+    places = (ids == kept[:, None]).to(torch.int8).argmax(dim=-1)
+    return kept, scores[places]
+
+
+def _find_candidates(
+    logits: Tensor, sampling_params: Tensor, asked: ProcessedRow | None, global_topk: int, chance: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The tokens that a row can draw, ids int32 [K], and their scores, f32 [K].
+
+    Takes one row of logits and parameters; an inverse distribution function takes its candidates in order.
+    """
+    top_k, top_p = sampling_params[0, :2].tolist()
+    is_cut = asked is not None and (asked.sampling.min_p > 0 or asked.sampling.typical_p < 1)
+    if not (global_topk or top_k > 0 or top_p < 1 or is_cut) and chance == torch.int32:
+        scores = score(logits, logits.amax(dim=-1, keepdim=True), sampling_params)
+        return torch.arange(logits.shape[-1], dtype=torch.int32), scores[0]
+    limit = min((int(one) for one in (top_k, global_topk) if one > 0), default=0)
+    ids, scores = (one[0] for one in candidates(logits, sampling_params, limit))
+    if asked is not None and is_cut:
+        ids, scores = cut(ids, scores, asked.sampling)
+    count = int((scores > _EXCLUDED).sum())
+    return ids[:count], scores[:count]
 
 
 def process(logits: Tensor, row: ProcessedRow) -> Tensor:
@@ -74,18 +116,18 @@ def process(logits: Tensor, row: ProcessedRow) -> Tensor:
     return left if left.amax() > _EXCLUDED else logits
 
 
-def cut(ids: Tensor, weights: Tensor, asked: SamplingParams) -> tuple[Tensor, Tensor]:
+def cut(ids: Tensor, scores: Tensor, asked: SamplingParams) -> tuple[Tensor, Tensor]:
     """Drops candidates of one row behind top_k and top_p, and puts them last.
 
-    Arguments and results are as those of `sampling.candidates`: ids int32 [K], weights f32 [K].
+    Arguments and results are as those of `sampling.candidates`: ids int32 [K], scores f32 [K].
     """
+    weights = scores.exp()
     if asked.min_p:
         weights = cut_below(weights, asked.min_p)
     if asked.typical_p < 1:
         weights = cut_untypical(weights, asked.typical_p)
-        order = (weights == 0).to(torch.int8).argsort(stable=True)
-        ids, weights = ids[order], weights[order]
-    return ids, weights
+    order = (weights == 0).to(torch.int8).argsort(stable=True)
+    return ids[order], scores.where(weights > 0, _EXCLUDED)[order]
 
 
 def add_bias(logits: Tensor, biases: Mapping[int, float]) -> Tensor:
@@ -153,7 +195,7 @@ def cut_below(weights: Tensor, min_p: float) -> Tensor:
 def cut_untypical(weights: Tensor, typical_p: float) -> Tensor:
     """Keeps the tokens whose information is closest to the expected one, up to the one that crosses `typical_p`.
 
-    `weights` are as in `sampling.weigh`, f32 [K]. A token as typical as the last one that is kept is kept, too.
+    `weights` are unnormalized, f32 [K]. A token as typical as the last one that is kept is kept, too.
     """
     probabilities = weights / weights.sum()
     information = -probabilities.log()

@@ -1,7 +1,10 @@
 """Picks tokens from logits, with the semantics of Hugging Face's `generate`.
 
 It is tensor arithmetic without data-dependent shapes, so that it can be exported into an executable as well as run on
-the host after one. Rows are independent: a row's token depends on its own logits, parameters and random number only.
+the host after one. Rows are independent: a row's token depends on its own logits, parameters and noise only.
+
+`scores` are logits after temperature, less the largest: log probabilities but for a number that all tokens share. Those
+of tokens that cannot be drawn are negative infinity.
 
 `sample` takes whole rows of logits. If the vocabulary is divided among ranks, callers use the functions inside it: each
 rank takes the top of its part, the ranks join the tops, and the token is drawn from the joined top. Equal logits give
@@ -17,17 +20,8 @@ import torch
 from torch import Tensor
 
 from bundle.abi.outputs import INVALID_ROW
-from execution.candidates import (
-    count_chosen,
-    find_likeliest,
-    has_wide_integers,
-    index_dtype,
-    is_finite,
-    round_sum,
-    sum_exactly,
-    take_top,
-)
-from targets.neuron import MAX_CANDIDATES
+from execution.candidates import count_chosen, find_likeliest, index_dtype, is_finite, round_sum, sum_exactly, take_top
+from execution.noise import make_noise
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -52,16 +46,14 @@ def mark_invalid(tokens: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid[:, 0], tokens, INVALID_ROW)
 
 
-def sample(
-    logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: int, cuts: Tensor | None = None
-) -> Tensor:
-    """Draws one token per row: temperature, then top_k, then top_p, then the inverse of the cumulative distribution.
+def sample(logits: Tensor, sampling_params: Tensor, chance: Tensor, global_topk: int) -> Tensor:
+    """Draws one token per row: temperature, then top_k, then top_p, then `draw`.
 
     Args:
         logits: [N, V].
         sampling_params: f32 [N, 3]: top_k, top_p, temperature. top_k 0 sets no limit of its own. Temperature 0 or
             top_k 1 is greedy.
-        rand: f32 [N, 1], uniform in [0, 1).
+        chance: What decides: `noise_keys` of the ABI, int32 [N, 2], or `rand`, f32 [N, 1].
         global_topk: Only this many of the likeliest tokens are candidates; 0: all are.
         cuts: What leaves out candidates behind top_k and top_p, if anything does; see `cut`.
 
@@ -69,21 +61,19 @@ def sample(
         int32 [N]; INVALID_ROW where the logits are no numbers.
     """
     valid = is_valid(logits)
-    ids, weights = candidates(torch.where(valid, logits, 0.0), sampling_params, global_topk)
-    if cuts is not None:
-        weights = cut(weights, cuts, sampling_params)
-    return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
+    ids, scores = candidates(torch.where(valid, logits, 0.0), sampling_params, global_topk)
+    return mark_invalid(draw(ids, scores, sampling_params, chance), valid)
 
 
 def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tuple[Tensor, Tensor]:
     """Finds the tokens that can be drawn, likeliest first; arguments as in `sample`.
 
-    Returns their ids, int32 [N, K], and unnormalized weights, f32 [N, K], 0 where a token cannot be drawn.
+    Returns their ids, int32 [N, K], and scores, f32 [N, K].
     """
     logits, vocab_size = logits.float(), logits.shape[-1]
     top_logits, ids = take_top(logits, count_candidates(global_topk, vocab_size))
     sums = sum_weights(logits, top_logits[:, :1], sampling_params, vocab_size)
-    return ids, weigh(top_logits, sums, sampling_params, vocab_size)
+    return ids, score_top(top_logits, sums, sampling_params, vocab_size)
 
 
 def count_candidates(global_topk: int, vocab_size: int) -> int:
@@ -96,11 +86,11 @@ def sum_weights(logits: Tensor, largest: Tensor, sampling_params: Tensor, vocab_
 
     `logits` are f32 [N, M], of the part; `largest` is f32 [N, 1], the largest logit of the whole vocabulary.
     """
-    return sum_exactly(_scores(logits, largest, sampling_params).exp(), vocab_size)
+    return sum_exactly(score(logits, largest, sampling_params).exp(), vocab_size)
 
 
-def weigh(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, vocab_size: int) -> Tensor:
-    """Computes unnormalized weights of candidates, f32 [N, K]; those that top_k or top_p exclude get 0.
+def score_top(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, vocab_size: int) -> Tensor:
+    """Computes scores of candidates, f32 [N, K], of which top_k and top_p exclude some.
 
     top_p keeps the likeliest tokens until their probabilities reach it, including the one that crosses it. The base of
     probabilities is the row's top_k tokens or, if top_k is 0, the whole vocabulary.
@@ -110,57 +100,36 @@ def weigh(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, voca
         sums: The whole vocabulary's `sum_weights`; may be None if every row has a top_k.
     """
     top_k, top_p = sampling_params[:, :1], sampling_params[:, 1:2]
-    weights = _scores(top_logits, top_logits[:, :1], sampling_params).exp()
+    scores = score(top_logits, top_logits[:, :1], sampling_params)
     device = top_logits.device
     rank = torch.arange(top_logits.shape[-1], dtype=index_dtype(device), device=device)[None, :]
-    weights = weights.where((top_k <= 0) | (rank < top_k), 0.0)
+    is_kept = (top_k <= 0) | (rank < top_k)
+    weights = scores.exp().where(is_kept, 0.0)
     measure = weights.sum(dim=-1, keepdim=True)
     if sums is not None:
         measure = torch.where(top_k > 0, measure, round_sum(sums, vocab_size))
     before = weights.cumsum(dim=-1) - weights
-    is_kept = (before < top_p * measure) | (top_p >= 1) | (rank == 0)
-    return weights.where(is_kept, 0.0)
+    is_kept &= (before < top_p * measure) | (top_p >= 1) | (rank == 0)
+    return scores.where(is_kept, float("-inf"))
 
 
-def cut(weights: Tensor, cuts: Tensor, sampling_params: Tensor) -> Tensor:
-    """Excludes candidates of rows that are not greedy by the ABI's `cuts`, f32 [N, 2]."""
-    return weights.where(_find_kept(weights, cuts) | is_greedy(sampling_params)[:, None], 0.0)
+def draw(ids: Tensor, scores: Tensor, sampling_params: Tensor, chance: Tensor) -> Tensor:
+    """Draws one candidate of each row, int32 [N]: the one whose score plus noise is the largest, of several the lowest
+    id. Greedy rows have no noise.
 
-
-def _find_kept(weights: Tensor, cuts: Tensor) -> Tensor:
-    """Tells which candidates min_p, and typical_p behind it, leave, bool [N, K].
-
-    `weights` are those of `weigh`, f32 [N, K]. `processors` has the host's forms of both, for one row.
+    `ids` are int32 [N, K] or [K]; `scores` f32 [N, K]; the rest is as in `sample`. With `rand` in place of keys, which
+    must have the likeliest token first, it is the draw of bundles of earlier releases.
     """
-    min_p, typical_p = cuts[:, :1], cuts[:, 1:2]
-    is_likely = weights >= min_p * weights.amax(dim=-1, keepdim=True)
-    is_typical = _find_typical(weights.where(is_likely, 0.0), typical_p)
-    return is_likely & is_typical
+    if chance.is_floating_point():
+        return _invert(ids, scores.exp(), sampling_params, chance)
+    greedy_rows = is_greedy(sampling_params)[:, None]
+    values = scores + torch.where(greedy_rows, 0.0, make_noise(ids, chance))
+    is_largest = values == values.amax(dim=-1, keepdim=True)
+    return torch.where(is_largest, ids, torch.iinfo(torch.int32).max).amin(dim=-1)
 
 
-def _find_typical(weights: Tensor, typical_p: Tensor) -> Tensor:
-    """Tells which candidates are in the most typical set that reaches a probability, ties included; all from 1 on."""
-    probabilities = weights / weights.sum(dim=-1, keepdim=True)
-    information = -probabilities.log()
-    expected = torch.where(probabilities > 0, probabilities * information, 0.0).sum(dim=-1, keepdim=True)
-    distance = (information - expected).abs()
-    if not has_wide_integers(weights.device) and weights.shape[-1] <= MAX_CANDIDATES:
-        # Compilers for other devices may take no sort.
-        is_closer = distance[:, None, :] < distance[:, :, None]
-        is_kept = torch.where(is_closer, probabilities[:, None, :], 0.0).sum(dim=-1) < typical_p
-    else:
-        ordered, order = distance.sort(dim=-1)
-        is_short = probabilities.gather(-1, order).cumsum(dim=-1) < typical_p
-        last = is_short.sum(dim=-1, keepdim=True).clamp(max=weights.shape[-1] - 1)
-        is_kept = distance <= ordered.gather(-1, last)
-    return is_kept | (typical_p >= 1)
-
-
-def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) -> Tensor:
-    """Draws one candidate of each row, int32 [N].
-
-    `ids` are int32 [N, K], likeliest first; `weights` f32 [N, K], unnormalized; the rest is as in `sample`.
-    """
+def _invert(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) -> Tensor:
+    """Draws by the inverse of the cumulative distribution; `weights` are unnormalized, f32 [N, K]."""
     cumulative = weights.cumsum(dim=-1)
     # Picks the first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
     index = count_chosen(cumulative <= rand * cumulative[:, -1:])
@@ -174,8 +143,8 @@ def is_greedy(sampling_params: Tensor) -> Tensor:
     return (sampling_params[:, 0] == 1) | (sampling_params[:, 2] == 0)
 
 
-def _scores(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
-    """Logits after temperature, shifted so that the largest is 0."""
+def score(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
+    """Scores of logits f32 [N, M]; `largest`, f32 [N, 1], is the row's largest logit."""
     temperature = sampling_params[:, 2:3]
     return (logits - largest) / torch.where(temperature == 0, 1.0, temperature)
 

@@ -104,7 +104,7 @@ def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec,
     if sampling.mode == "on_device":
         return executable.inputs
     rows: Symbols = {"R": executable.batch_size}
-    names = ("sampling_params", "rand")
+    names = ("sampling_params", sampling.chance)
     return (*executable.inputs, *(TensorSpec.of(INPUTS[name], rows) for name in names))
 
 

@@ -180,7 +180,16 @@ _ROWS: Final = (
         flag="sampling_params",
         is_for_sampling=True,
     ),
-    # Uniform in [0, 1).
+    # Of the row's noise, by which its token is drawn: a hash of seed and position, see `execution.noise`.
+    Input(
+        name="noise_keys",
+        dtype="int32",
+        dims=("R", 2),
+        idle=(0,),
+        flag="noise_keys",
+        is_for_sampling=True,
+    ),
+    # Uniform in [0, 1): draws the tokens of bundles of earlier releases, which have no noise.
     Input(
         name="rand",
         dtype="float32",

@@ -12,9 +12,11 @@ from torch import Tensor
 from bundle.abi.inputs import INPUTS, read_sampling_params
 from bundle.abi.outputs import INVALID_ROW
 from bundle.abi.tensor import DType
-from bundle.manifest import Sampling
+from bundle.manifest import Sampling, TensorSpec
 from compiler_svc.golden.errors import GoldenMismatch
-from execution.sampling import sample
+from execution.dtypes import TORCH_DTYPES
+from execution.noise import make_noise
+from execution.sampling import is_greedy, sample
 
 #: Largest deviation of a logit, as a share of the largest reference logit. Tokens whose reference logits differ by at
 #: most twice as much are tied and may change places. In low precision, reference and executable round alike but at
@@ -77,10 +79,10 @@ class GoldenComparison:
 
     def _is_other(self, token: int, logits: Tensor, sampling: Sampling, *, tie: float, position: int) -> bool:
         """Whether a token differs from the one that the logits select. Raises unless they are tied."""
-        expected = _pick_token(logits, sampling)
+        expected, values = _pick_token(logits, sampling)
         gap = float("inf")
         if 0 <= token < len(logits):
-            gap = float(logits[expected] - logits[token]) / _scale_of(logits)
+            gap = float(values[expected] - values[token]) / _scale_of(logits)
         if token != expected and not abs(gap) < tie:
             detail = f"token {token} in place of {expected}, whose logit is {gap:.2e} of the largest away"
             raise GoldenMismatch(self.tag, position, detail)
@@ -92,8 +94,14 @@ def _scale_of(logits: Tensor) -> float:
     return float(logits.abs().max()) or 1.0
 
 
-def _pick_token(reference: Tensor, sampling: Sampling) -> int:
-    """The token that the executable should pick. Golden steps sample as idle rows do."""
-    baked = read_sampling_params(sampling)
-    params = torch.tensor([INPUTS["sampling_params"].idle if sampling.dynamic else baked])
-    return int(sample(reference[None], params, torch.tensor([INPUTS["rand"].idle]), sampling.global_topk))
+def _pick_token(reference: Tensor, sampling: Sampling) -> tuple[int, Tensor]:
+    """The token that the executable should pick, and what of each token decided: its logit with its noise, f32
+    [vocab_size]. Golden steps sample as idle rows do.
+    """
+    params = INPUTS["sampling_params"].idle if sampling.dynamic else read_sampling_params(sampling)
+    spec, row = TensorSpec.of(INPUTS[sampling.chance], {"R": 1}), torch.tensor([params])
+    chance = torch.tensor([INPUTS[spec.name].idle_values(spec.shape, {})], dtype=TORCH_DTYPES[spec.dtype])
+    values = reference
+    if sampling.chance == "noise_keys" and not is_greedy(row):
+        values = reference + row[0, 2] * make_noise(torch.arange(len(reference), dtype=torch.int32), chance)[0]
+    return int(sample(reference[None], row, chance, sampling.global_topk)), values

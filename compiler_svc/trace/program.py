@@ -70,11 +70,12 @@ class SubmodelProgram(nn.Module):
             return logits.greedy() if gathered is None else greedy(gathered)
         sampling, rows = self.spec.sampling, logits.part.shape[0]
         params = inputs["sampling_params"] if sampling.dynamic else _bake_params(sampling, rows, logits.part.device)
-        rand = torch.full((rows, 1), 0.5, device=logits.part.device) if sampling.deterministic else inputs["rand"]
+        is_fixed, device = sampling.deterministic, logits.part.device
+        chance = torch.full((rows, 1), 0.5, device=device) if is_fixed else inputs["noise_keys"]
         if gathered is not None:
-            return sample(gathered, params, rand, sampling.global_topk, inputs.get("cuts"))
+            return sample(gathered, params, chance, sampling.global_topk)
         needs_total = sampling.dynamic or sampling.top_k == 0
-        return logits.sample(params, rand, sampling.global_topk, needs_total=needs_total, cuts=inputs.get("cuts"))
+        return logits.sample(params, chance, sampling.global_topk, needs_total=needs_total)
 
 
 def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> SubmodelProgram:

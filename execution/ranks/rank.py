@@ -19,7 +19,7 @@ from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
-from execution.processors import sample_processed
+from execution.processors import sample_on_host
 from execution.ranks.control import (
     Answer,
     Call,
@@ -39,7 +39,7 @@ from execution.ranks.control import (
     ZeroState,
 )
 from execution.ranks.step_memory import Region, StepLayout, StepRegions
-from execution.sampling import greedy, is_greedy, pick_logprobs, sample
+from execution.sampling import pick_logprobs
 from execution.step import ProcessedRow, StepForm
 
 _DTYPES: Final = {"i": torch.int32, "f": torch.float32}
@@ -178,12 +178,9 @@ class Rank:
 
     def _sample(self, logits: Tensor, views: _StepViews, processed: Sequence[ProcessedRow]) -> Tensor:
         """Picks a token for each row of logits [N, vocab_size] of the first rows; int32 [N]."""
-        params, rand = (views.inputs[name][: len(logits)] for name in ("sampling_params", "rand"))
-        if processed:
-            return sample_processed(logits, params, rand, processed, self._manifest.sampling.global_topk)
-        if is_greedy(params).all():
-            return greedy(logits)
-        return sample(logits, params, rand, self._manifest.sampling.global_topk)
+        sampling = self._manifest.sampling
+        params, chance = (views.inputs[name][: len(logits)] for name in ("sampling_params", sampling.chance))
+        return sample_on_host(logits, params, chance, processed, sampling.global_topk)
 
 
 def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:

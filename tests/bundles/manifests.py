@@ -42,9 +42,10 @@ DYNAMIC: Final = Sampling(
     temperature=0.0,
     top_k=0,
     top_p=1.0,
+    chance="noise_keys",
 )
 #: The flags of executables that sample so and return logits.
-DYNAMIC_FLAGS: Final = ("logits", "rand", "sampling_params", "tokens")
+DYNAMIC_FLAGS: Final = ("logits", "noise_keys", "sampling_params", "tokens")
 
 
 def make_executable(

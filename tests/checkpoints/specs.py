@@ -20,6 +20,7 @@ HOST_SAMPLING: Final = Sampling(
     temperature=1.0,
     top_k=0,
     top_p=1.0,
+    chance="noise_keys",
 )
 
 

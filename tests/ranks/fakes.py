@@ -23,9 +23,9 @@ import msgspec
 
 from bundle.abi.inputs import ADAPTERS, COMPUTED_CONTEXT, LEFT_PADDED
 from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest, Target, WeightSet, WeightShard
+from execution.chance import make_noise_keys
 from execution.errors import RankDied, RankLost, WeightsInvalid
 from execution.step import Step, StepResult
-from runtime_svc.engine.scheduler.plan import uniform
 from tests.bundles import manifests
 from tests.bundles.manifests import DIGEST, DYNAMIC_FLAGS, with_mutable_set
 
@@ -77,8 +77,8 @@ def make_manifest(
 def expected_tokens(prompt: Sequence[int], count: int, *, bias: int = BIAS, seed: int | None = None) -> list[int]:
     """What the fake generates; with `seed` at any temperature above 0."""
     tokens = list(prompt)
-    for index in range(count):
-        noise = 0 if seed is None else int(uniform(seed, index) * 1000)
+    for _ in range(count):
+        noise = 0 if seed is None else make_noise_keys(seed, len(tokens))[0] % 1000
         tokens.append((sum(tokens) + bias + noise) % VOCAB_SIZE)
     return tokens[len(prompt) :]
 
@@ -327,7 +327,7 @@ class FakeRanks:
     def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
         noise = 0
         if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
-            noise = int(step.inputs["rand"][row] * 1000)
+            noise = int(step.inputs["noise_keys"][2 * row]) % 1000
         return (sum(tokens) + self._find_bias(step, row) + noise) % VOCAB_SIZE
 
 

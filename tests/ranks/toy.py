@@ -179,8 +179,7 @@ def save_shard(model: ToyModel, rank: int, tp_degree: int, path: Path) -> Path:
 #: Flags of executables that pick tokens; they return logits too.
 FLAGS: Mapping[Picks, tuple[str, ...]] = {
     "logits": ("logits",),
-    "tokens": ("logits", "rand", "sampling_params", "tokens"),
-    "processed": ("logits", "rand", "sampling_params", "tokens"),
+    "tokens": ("logits", "noise_keys", "sampling_params", "tokens"),
 }
 
 

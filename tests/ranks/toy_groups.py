@@ -23,6 +23,7 @@ from tests.contract.executors.executor_suite import (
     token_inputs,
 )
 from tests.processes import descendants, name_of
+from tests.ranks.noise import draw_keys
 from tests.ranks.toy import SLOTS
 
 GREEDY = (1.0, 1.0, 1.0)
@@ -34,14 +35,11 @@ def step(
     top_logprobs: int | None = None,
     *,
     params: tuple[float, ...] = GREEDY,
-    rand: float = 0.5,
+    seed: int = 0,
 ) -> Step:
     rows = len(inputs["seq_ids"])
-    values: StepInputs = {
-        name: array(ITEM_FORMATS[dtype_name(tensor.dtype)], tensor.flatten().tolist())
-        for name, tensor in inputs.items()
-    }
-    values |= {"sampling_params": array("f", params * rows), "rand": array("f", [rand] * rows)}
+    values: dict[str, list[int] | list[float]] = {name: tensor.flatten().tolist() for name, tensor in inputs.items()}
+    values |= {"sampling_params": list(params) * rows, "noise_keys": draw_keys(rows, seed).flatten().tolist()}
     return Step(tag, values, top_logprobs)
 
 

@@ -20,8 +20,8 @@ from execution.sampling import (
     is_valid,
     mark_invalid,
     sample,
+    score_top,
     sum_weights,
-    weigh,
 )
 
 
@@ -65,28 +65,18 @@ class RankLogits:
         rank = find_likeliest(torch.where(valid, largest, 0.0))[:, None]
         return mark_invalid(ids.gather(-1, rank)[:, 0], valid)
 
-    def sample(
-        self,
-        sampling_params: Tensor,
-        rand: Tensor,
-        global_topk: int,
-        *,
-        needs_total: bool,
-        cuts: Tensor | None = None,
-    ) -> Tensor:
+    def sample(self, sampling_params: Tensor, chance: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
         """Draws one token a row, int32 [rows]; INVALID_ROW where the logits are no numbers.
 
         Other arguments are as in `execution.sampling.sample`; `needs_total` says that rows may have top_k 0, whose
         probabilities are of the whole vocabulary.
         """
         if self.rank is None or global_topk == 0:
-            return sample(self.gather(), sampling_params, rand, global_topk, cuts)
+            return sample(self.gather(), sampling_params, chance, global_topk)
         top_logits, ids, valid = self._take_top(count_candidates(global_topk, self.vocab_size))
         sums = self._sum_weights(top_logits[:, :1], sampling_params, valid) if needs_total else None
-        weights = weigh(top_logits, sums, sampling_params, self.vocab_size)
-        if cuts is not None:
-            weights = cut(weights, cuts, sampling_params)
-        return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
+        scores = score_top(top_logits, sums, sampling_params, self.vocab_size)
+        return mark_invalid(draw(ids, scores, sampling_params, chance), valid)
 
     def _take_top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens of the whole vocabulary: logits f32 [rows, count], zeros in invalid rows, and ids int32

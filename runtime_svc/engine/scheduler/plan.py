@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
-from typing import Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -12,15 +10,12 @@ import msgspec
 from bundle.abi.inputs import PROCESSORS, read_sampling_params
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Executable, Manifest
-from execution.sampling_parameters import SamplingParams
-from execution.step import ProcessedRow, Step, StepForm, StepInputs
+from execution.chance import CHANCES
+from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.scheduler.row_changes import RowChanges
-
-# float32 holds multiples of 2**-24 exactly, so that no number is rounded up to 1.
-RESOLUTION_BITS: Final = 24
 
 
 class ScheduledRow(msgspec.Struct, frozen=True):
@@ -81,6 +76,7 @@ class StepBuilder:
     def __init__(self, manifest: Manifest) -> None:
         self._pad_id = manifest.tokens.pad
         self._is_deterministic = manifest.sampling.deterministic
+        self._chance = manifest.sampling.chance
         self._picks_on_host = manifest.sampling.mode == "host"
         self._vocab_size = manifest.tokens.vocab_size
         self._values: WeakKeyDictionary[Request, _RowValues] = WeakKeyDictionary()
@@ -101,6 +97,7 @@ class StepBuilder:
             tag = self._processing[tag].tag
         form = self._forms[tag]
         inputs = form.make_idle()
+        make_chance = CHANCES[self._chance]
         top_logprobs, wants_logits = None, False
         processed: list[ProcessedRow] = []
         for row, values in rows:
@@ -119,12 +116,10 @@ class StepBuilder:
             if request.adapter_slot is not None:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
-                form.put_values(inputs, "rand", row.row, (_draw(row),))
-            if row.samples and values.is_processed:
-                if self._picks_on_host:
-                    processed.append(values.describe_processed(row))
-                else:
-                    values.put_changes(form, inputs, row, self._vocab_size)
+                values = make_chance(request.sampling.seed, row.start + row.num_tokens, len(request.prompt_token_ids))
+                form.put_values(inputs, self._chance, row.row, values)
+            if row.samples and self._picks_on_host and request.sampling.is_processed:
+                processed.append(self._describe_processed(row))
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
             wants_logits = wants_logits or request.wants_logits
@@ -161,41 +156,3 @@ class _RowValues:
         self._generated.extend(request.output_token_ids[len(self._generated) :])
         ends = _list_early_ends(request, len(self._generated))
         return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends)
-
-    def put_changes(self, form: StepForm, inputs: StepInputs, row: ScheduledRow, vocab_size: int) -> None:
-        """Puts what processors change into a row of inputs."""
-        request, prompt = row.request, row.request.prompt_token_ids
-        if self._changes is None:
-            self._changes = RowChanges(request.sampling, prompt, vocab_size)
-        num_generated = row.start + row.num_tokens - len(prompt)
-        self._changes.advance(request.output_token_ids)
-        mask = self._changes.make_mask(num_generated, _list_early_ends(request, num_generated))
-        for name, values in {**self._changes.pairs, "token_bitmask": mask, "cuts": self._changes.cuts}.items():
-            form.put_values(inputs, name, row.row, values)
-
-
-def _shape_of(executable: Executable) -> tuple[SubmodelName, tuple[int, ...], int]:
-    return executable.submodel, executable.bucket, executable.batch_size
-
-
-def _list_early_ends(request: Request, num_generated: int) -> tuple[int, ...]:
-    """The tokens that would end a request, and must not yet."""
-    return tuple(request.stop.stop_token_ids) if num_generated < request.sampling.min_new_tokens else ()
-
-
-def _draw(row: ScheduledRow) -> float:
-    """The random number that picks the token after those that a row computes."""
-    request = row.request
-    return uniform(request.sampling.seed, row.start + row.num_tokens - len(request.prompt_token_ids))
-
-
-def uniform(seed: int, index: int) -> float:
-    """The random number at `index`, from 0, of the sequence of a seed in [0, 2**64): a multiple of 2**-24 in [0, 1).
-
-    It picks the generated token at that index of its request. It is a function of seed and index alone, so a request's
-    tokens depend neither on the other requests of its batch, nor on the order of steps, nor on a restart. It is the top
-    24 bits of BLAKE2b-64, keyed with the seed, of the index; both little-endian in 8 bytes.
-    """
-    key = seed.to_bytes(8, "little")
-    digest = hashlib.blake2b(index.to_bytes(8, "little"), key=key, digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> (64 - RESOLUTION_BITS)) / (1 << RESOLUTION_BITS)

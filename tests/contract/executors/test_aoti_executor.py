@@ -8,6 +8,7 @@ from execution.errors import ExecutableInvalid
 from execution.executors.executor import load_executor
 from tests.contract.executors.executor_suite import TKG, ExecutorSuite, rebind, token_inputs, with_executable
 from tests.contract.executors.write_suite import WriteSuite
+from tests.ranks.noise import draw_keys
 from tests.ranks.toy import ToyBundle, make_model, save_shard
 from tests.ranks.toy_bundles import MakeToy
 
@@ -30,7 +31,7 @@ class TestAotiExecutor(ExecutorSuite, WriteSuite):
         model.embedding.weight[poison] = float("nan")
         executor = load_executor(bundle.manifest, 0, bundle.blob_path)
         inputs = token_inputs([7, poison], [0, 0], [0, 1])
-        inputs |= {"sampling_params": torch.tensor([[5.0, 0.9, 1.0]] * 2), "rand": torch.tensor([[0.3], [0.999]])}
+        inputs |= {"sampling_params": torch.tensor([[5.0, 0.9, 1.0]] * 2), "noise_keys": draw_keys(2)}
         numbers = executor.run(TKG, inputs)["tokens"]
         executor.stage_weights(save_shard(model, 0, 1, tmp_path / "poisoned.safetensors"))
         executor.swap_weights()

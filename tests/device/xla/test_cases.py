@@ -20,11 +20,12 @@ from tests.device.xla.graphs import check_graph
 from tests.device.xla.hlo import count
 from tests.device.xla.records import read_records
 from tests.device.xla.traces import Traces, count_compiles
+from tests.ranks.noise import draw_keys
 from tests.ranks.stepping import Stepper, load_shard
 
-#: top_k, top_p and temperature of a row, and its random number.
+#: top_k, top_p and temperature of a row, and the keys of its noise.
 ROWS: Final = torch.tensor([[0.0, 0.9, 1.5], [5.0, 1.0, 0.7], [40.0, 0.6, 2.0]])
-RAND: Final = torch.tensor([[0.83], [0.31], [0.97]])
+KEYS: Final = draw_keys(3)
 #: Prompts by row, and the tokens that follow: the second and third of the longer one are in different buckets.
 PROMPTS: Final = {0: draw_tokens(30, seed=1), 2: draw_tokens(5, seed=2)}
 LATER: Final = {row: draw_tokens(4, seed=10 + row) for row in PROMPTS}
@@ -71,7 +72,7 @@ class Walk:
         return self._take(stepper, "token_generation", bucket, rows)
 
     def _take(self, stepper: Stepper, kind: Any, bucket: int, rows: Any) -> dict[str, torch.Tensor]:
-        outputs = stepper.run(kind, bucket, rows, extra={"sampling_params": ROWS, "rand": RAND})
+        outputs = stepper.run(kind, bucket, rows, extra={"sampling_params": ROWS, "noise_keys": KEYS})
         return {name: output[list(rows)] for name, output in outputs.items()}
 
 
@@ -144,7 +145,7 @@ def check_tokens(steps: list[dict[str, torch.Tensor]], pick: str) -> None:
     """The tokens are those that the CPU picks from the same logits."""
     for step, rows in zip(steps, [list(PROMPTS)] * (len(steps) - 1) + [[1]], strict=True):
         params = ROWS[rows] if pick == "sampled" else torch.tensor([[1.0, 1.0, 1.0]]).expand(len(rows), 3)
-        assert torch.equal(step["tokens"], sample(step["logits"], params, RAND[rows], 20))
+        assert torch.equal(step["tokens"], sample(step["logits"], params, KEYS[rows], 20))
 
 
 def check_state(walk: Walk, before: torch.Tensor, after: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ def picking(toy: MakeToy) -> ToyBundle:
 def decode(tokens: list[int], position: int, *, depends_on_previous: bool = False) -> Step:
     """A step of both rows, sampled with a number of its own; tokens that are not known yet are 0."""
     inputs = token_inputs([0, 0] if depends_on_previous else tokens, [position, position + 1], [0, 1])
-    one = step(TKG, inputs, 2, params=(7.0, 0.95, 0.8), rand=position / 16)
+    one = step(TKG, inputs, 2, params=(7.0, 0.95, 0.8), seed=position)
     return msgspec.structs.replace(one, depends_on_previous=depends_on_previous)
 
 

@@ -39,6 +39,7 @@ from tests.contract.executors.executor_suite import (
     with_executable,
 )
 from tests.hang_guard import HANG_S
+from tests.ranks.noise import draw_keys
 from tests.ranks.toy import GLOBAL_TOPK, SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
 from tests.ranks.toy_groups import DECODE, PREFILL, loaded, rank_processes, start, step
@@ -92,12 +93,11 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: R
     ]
     async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
         for number, (tag, inputs) in enumerate(steps):
-            rand = number / len(steps)
             started = time.perf_counter()
-            result = await group.run(step(tag, inputs, 3, params=params, rand=rand))
+            result = await group.run(step(tag, inputs, 3, params=params, seed=number))
             logits = reference.run(inputs)
             rows = len(logits)
-            expected = sample(logits, torch.tensor([params] * rows), torch.full((rows, 1), rand), GLOBAL_TOPK)
+            expected = sample(logits, torch.tensor([params] * rows), draw_keys(rows, number), GLOBAL_TOPK)
             assert result.tokens == expected[:, None].tolist()
             logprobs = logits.log_softmax(-1)
             torch.testing.assert_close(torch.tensor(result.logprobs)[:, 0], logprobs[range(rows), expected.tolist()])

@@ -183,7 +183,7 @@ async def test_logits_of_every_token(served: Runtime) -> None:
         ({"vocab_size": MAX_LOGITS_BYTES // 4 + 1}, False, 20),
         ({"vocab_size": 7}, True, 7),
         # Those that ranks keep for themselves.
-        ({"flags": ("rand", "rank_logits", "sampling_params", "tokens")}, False, 0),
+        ({"flags": ("noise_keys", "rank_logits", "sampling_params", "tokens")}, False, 0),
     ],
 )
 def test_logits_and_alternatives_that_are_served(options: dict[str, Any], logits: bool, max_logprobs: int) -> None:
@@ -192,7 +192,7 @@ def test_logits_and_alternatives_that_are_served(options: dict[str, Any], logits
 
 
 async def test_left_padded_prompts_in_company(served: Runtime) -> None:
-    flags = ("left_padded", "logits", "rand", "sampling_params", "tokens")
+    flags = ("left_padded", "logits", "noise_keys", "sampling_params", "tokens")
     await served.deploy(flags=flags, ctx_batch_size=2)
     prompts = [[3], list(range(3, 11)), list(range(3, 12)), list(range(3, 19)), [5, 6]]
     streams = await asyncio.gather(*(served.generate(prompt, 6) for prompt in prompts))

@@ -91,12 +91,12 @@ async def test_chosen_steps_are_in_the_file_that_finished_names(served: Runtime,
         "0.seq_ids": ("int32", (1,)),
         "0.num_tokens": ("int32", (1,)),
         "0.sampling_params": ("float32", (1, 3)),
-        "0.rand": ("float32", (1, 1)),
+        "0.noise_keys": ("int32", (1, 2)),
         "1.input_ids": ("int32", (4, 1)),
         "1.position_ids": ("int32", (4, 1)),
         "1.seq_ids": ("int32", (4,)),
         "1.sampling_params": ("float32", (4, 3)),
-        "1.rand": ("float32", (4, 1)),
+        "1.noise_keys": ("int32", (4, 2)),
     }
     assert not any(name.startswith("3.") for name in file.tensors)
 

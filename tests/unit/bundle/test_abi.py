@@ -72,6 +72,7 @@ def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> Non
         "live_rows": [0],
         "adapter_ids": [-1, -1],
         "sampling_params": [1.0] * 6,
+        "noise_keys": [0, 0, 0, 0],
         "rand": [0.5, 0.5],
         "token_bitmask": [-1] * 4,
         "pair_ids": [-1] * 6,
@@ -94,7 +95,7 @@ BLOCKS = ("block_kv", "computed_context", "live_rows")
         ("token_generation", ("adapters", "rand", "tokens"), "seq_ids adapter_ids rand"),
         ("context_encoding", BLOCKS, "slot_mapping active_block_table num_tokens computed_context_lens live_rows"),
         ("token_generation", BLOCKS, "slot_mapping active_block_table live_rows"),
-        ("speculation", ("rand", "sampling_params"), "seq_ids num_tokens sampling_params rand"),
+        ("speculation", ("noise_keys", "sampling_params"), "seq_ids num_tokens sampling_params noise_keys"),
     ],
 )
 def test_inputs_of_a_submodel_come_in_calling_order(submodel: SubmodelName, flags: tuple[str, ...], names: str) -> None:

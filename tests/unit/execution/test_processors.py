@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import (
     ForcedBOSTokenLogitsProcessor,
@@ -22,10 +23,11 @@ from transformers import (
 )
 
 from bundle.abi.outputs import INVALID_ROW
-from execution import processors
-from execution.sampling import candidates, sample
+from execution import processors, sampling
+from execution.sampling import candidates
 from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow
+from tests.ranks.noise import draw_keys, measure_fit
 
 VOCAB_SIZE = 50
 NUM_CASES = 1000
@@ -131,7 +133,8 @@ def test_min_p_and_typical_p_come_behind_top_k_and_top_p(top_k: int, top_p: floa
             theirs = TopKLogitsWarper(top_k)(tokens[None], theirs)
         if top_p < 1:
             theirs = TopPLogitsWarper(top_p)(tokens[None], theirs)
-        ids, weights = (one[0] for one in candidates(logits[None], params, 0))
+        ids, scores = (one[0] for one in candidates(logits[None], params, 0))
+        weights = scores.exp()
         for cut, warper in (
             (processors.cut_below(weights, min_p), MinPLogitsWarper(min_p)),
             (processors.cut_untypical(weights, typical_p), TypicalLogitsWarper(typical_p)),
@@ -145,21 +148,43 @@ def test_min_p_and_typical_p_come_behind_top_k_and_top_p(top_k: int, top_p: floa
 
 
 def test_what_is_cut_is_never_drawn_and_the_rest_as_often_as_it_should_be() -> None:
-    """Other rows draw what they draw alone, to the token."""
-    generator = torch.Generator().manual_seed(2)
-    logits = torch.randn(1, VOCAB_SIZE, generator=generator).expand(2000, -1)
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
     asked = SamplingParams(top_p=0.9, min_p=0.02, typical_p=0.6)
-    params = torch.tensor([[0.0, 0.9, 1.0]]).expand(2000, -1)
-    rand = torch.arange(2000)[:, None] / 2000
-    rows = [ProcessedRow(row, asked, b"", b"") for row in range(0, 2000, 2)]
-    drawn = processors.sample_processed(logits, params, rand, rows, 0)
-    assert torch.equal(drawn[1::2], sample(logits, params, rand, 0)[1::2])
-    scores = logits[:1]
+    params, rows = torch.tensor([[0.0, 0.9, 1.0]]), 50_000
+    ids, scores = processors.cut(*(one[0] for one in candidates(logits, params, 0)), asked)
+    drawn = sampling.draw(ids, scores.expand(rows, VOCAB_SIZE), params, draw_keys(rows))
+    expected = logits
     for warper in (TopPLogitsWarper(0.9), MinPLogitsWarper(0.02), TypicalLogitsWarper(0.6)):
-        scores = warper(torch.tensor([[0]]), scores)
-    counts = torch.bincount(drawn[::2], minlength=VOCAB_SIZE)
-    torch.testing.assert_close(counts / 1000, scores.softmax(-1)[0], rtol=0, atol=0.0021)
-    assert torch.equal(counts > 0, scores[0] > float("-inf"))
+        expected = warper(torch.tensor([[0]]), expected)
+    counts = torch.bincount(drawn, minlength=VOCAB_SIZE)
+    assert torch.equal(counts > 0, expected[0] > float("-inf"))
+    assert measure_fit(counts, expected.softmax(-1)[0]) > 0.001
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 2 * processors._PART - 7])
+@pytest.mark.parametrize("global_topk", [0, 30])
+def test_host_and_graphs_draw_the_same(vocab_size: int, global_topk: int) -> None:
+    """Whatever rows ask for, alone or together, also beside rows that are cut."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(30, vocab_size, generator=generator) * 2
+    kinds = torch.tensor([[0, 1.0, 1.0], [0, 0.9, 1.3], [20, 1.0, 0.7], [9, 0.8, 1.5], [0, 1.0, 0.0], [1, 0.5, 2.0]])
+    params, keys = kinds.repeat(5, 1), draw_keys(30)
+    rows = [ProcessedRow(row, SamplingParams(min_p=0.05), b"", b"") for row in range(0, 30, 7)]
+    tokens = processors.sample_on_host(logits, params, keys, rows, global_topk)
+    graphs = sampling.sample(logits, params, keys, global_topk)
+    others = [row for row in range(30) if row % 7]
+    assert torch.equal(tokens[others], graphs[others])
+    for row in range(30):
+        one, own = slice(row, row + 1), [replace(asked, row=0) for asked in rows if asked.row == row]
+        alone = processors.sample_on_host(logits[one], params[one], keys[one], own, global_topk)
+        assert alone == tokens[row]
+
+
+def test_rows_of_earlier_releases_are_drawn_as_they_were() -> None:
+    logits = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(5, 3)
+    rand = torch.tensor([[0.0], [0.49], [0.51], [0.79], [0.81]])
+    params = torch.tensor([[0.0, 1.0, 1.0]]).expand(5, 3)
+    assert processors.sample_on_host(logits, params, rand, [], 0).tolist() == [1, 1, 2, 2, 0]
 
 
 def test_a_token_is_left_whatever_is_excluded() -> None:
@@ -176,6 +201,6 @@ def test_rows_that_are_no_numbers_stay_invalid() -> None:
     logits[1, 7] = float("nan")
     row = ProcessedRow(1, SamplingParams(0.0, forced_token_ids=(5,)), b"", b"")
     params = torch.tensor([[0.0, 1.0, 0.0]]).expand(3, -1)
-    drawn = processors.sample_processed(logits, params, torch.zeros(3, 1), [row], 0)
+    drawn = processors.sample_on_host(logits, params, draw_keys(3), [row], 0)
     assert drawn.tolist() == [0, INVALID_ROW, 0]
     assert logits[1, 7].isnan()

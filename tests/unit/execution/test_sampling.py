@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from bundle.abi.outputs import INVALID_ROW
+from execution import sampling
 from execution.candidates import round_sum, take_top
-from execution.sampling import candidates, greedy, pick_logprobs, sample, sum_weights
+from execution.sampling import candidates, draw, greedy, pick_logprobs, sample, score, sum_weights
 from tests.ranks.arithmetic import compute_as_on
+from tests.ranks.noise import draw_keys, measure_fit
 
 VOCAB = 97
 
@@ -41,11 +44,11 @@ def oracle(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tens
     return scores.softmax(-1)
 
 
-def probabilities(logits: Tensor, top_k: int, top_p: float, temperature: float, global_topk: int) -> Tensor:
+def find_probabilities(logits: Tensor, top_k: int, top_p: float, temperature: float, global_topk: int) -> Tensor:
     """Probabilities [N, V] that `sample` draws from."""
     params = torch.tensor([[top_k, top_p, temperature]]).expand(len(logits), 3)
-    ids, weights = candidates(logits, params, global_topk)
-    return torch.zeros(len(logits), VOCAB).scatter(1, ids.long(), weights / weights.sum(-1, keepdim=True))
+    ids, scores = candidates(logits, params, global_topk)
+    return torch.zeros(len(logits), VOCAB).scatter(1, ids.long(), scores.softmax(-1))
 
 
 @pytest.mark.parametrize("global_topk", [0, 64, 500])
@@ -56,27 +59,27 @@ def probabilities(logits: Tensor, top_k: int, top_p: float, temperature: float, 
 def test_distribution_is_hugging_faces(top_k: int, top_p: float, temperature: float, global_topk: int) -> None:
     logits = random_logits(20)
     expected = oracle(logits, top_k, top_p, temperature)
-    torch.testing.assert_close(probabilities(logits, top_k, top_p, temperature, global_topk), expected)
+    torch.testing.assert_close(find_probabilities(logits, top_k, top_p, temperature, global_topk), expected)
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95, 1.0])
 def test_without_top_k_top_p_is_measured_in_the_whole_vocabulary(top_p: float) -> None:
     logits = random_logits(20)
     expected = oracle(logits, 0, top_p, 1.0)
-    torch.testing.assert_close(probabilities(logits, 0, top_p, 1.0, 0), expected)
+    torch.testing.assert_close(find_probabilities(logits, 0, top_p, 1.0, 0), expected)
     # A nucleus that lies within the global candidates is not changed by them.
     nucleus = int((expected > 0).sum(-1).max())
-    torch.testing.assert_close(probabilities(logits, 0, top_p, 1.0, nucleus), expected)
+    torch.testing.assert_close(find_probabilities(logits, 0, top_p, 1.0, nucleus), expected)
 
 
 def test_global_candidates_cut_a_wider_nucleus_off() -> None:
     logits = random_logits(20)
-    cut = probabilities(logits, 0, 1.0, 1.0, 10)
+    cut = find_probabilities(logits, 0, 1.0, 1.0, 10)
     torch.testing.assert_close(cut, oracle(logits, 10, 1.0, 1.0))
     assert ((cut > 0).sum(-1) == 10).all()
 
 
-def test_rand_inverts_the_cumulative_distribution() -> None:
+def test_a_bundle_of_an_earlier_release_inverts_the_cumulative_distribution() -> None:
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
     params = torch.tensor([[0.0, 1.0, 1.0]])
     drawn = {rand: int(sample(logits, params, torch.tensor([[rand]]), 0)) for rand in (0.0, 0.49, 0.51, 0.79, 0.81)}
@@ -89,23 +92,33 @@ def test_the_largest_rand_draws_the_last_candidate() -> None:
         params = torch.tensor([[top_k, top_p, 1.0]]).expand(50, 3)
         logits = random_logits(50)
         drawn = sample(logits, params, largest, 0)
-        assert (probabilities(logits, top_k, top_p, 1.0, 0).gather(1, drawn.long()[:, None]) > 0).all()
+        assert (find_probabilities(logits, top_k, top_p, 1.0, 0).gather(1, drawn.long()[:, None]) > 0).all()
 
 
-def test_frequencies_follow_the_distribution() -> None:
-    logits = random_logits(1, scale=1.0)
-    draws = 20_000
-    rand = torch.rand(draws, 1, generator=torch.Generator().manual_seed(1))
-    params = torch.tensor([[20.0, 0.9, 0.8]]).expand(draws, 3)
-    tokens = sample(logits.expand(draws, VOCAB), params, rand, 32)
-    expected = oracle(logits, 20, 0.9, 0.8)[0]
-    observed = torch.bincount(tokens.long(), minlength=VOCAB)
-    assert observed[expected == 0].sum() == 0
-    kept = expected > 0
-    chi_squared = ((observed - draws * expected)[kept] ** 2 / (draws * expected)[kept]).sum()
-    degrees = int(kept.sum()) - 1
-    assert degrees > 5
-    assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "temperature"), [(20, 0.9, 0.8), (0, 1.0, 1.0), (0, 0.7, 2.0), (9, 1.0, 1.5)]
+)
+def test_frequencies_follow_the_distribution(top_k: int, top_p: float, temperature: float) -> None:
+    logits, rows = random_logits(1, scale=1.0)[:, :24], 50_000
+    params = torch.tensor([[float(top_k), top_p, temperature]])
+    ids, scores = candidates(logits, params, 0)
+    tokens = draw(ids, scores.expand(rows, 24), params, draw_keys(rows))
+    expected = oracle(logits, top_k, top_p, temperature)[0]
+    assert (expected > 0).sum() > 5
+    assert measure_fit(torch.bincount(tokens.long(), minlength=24), expected) > 0.001
+
+
+def test_the_order_of_candidates_does_not_matter() -> None:
+    logits, params, keys = random_logits(200).round(), torch.tensor([[0.0, 1.0, 1.0]]), draw_keys(200)
+    ids = torch.arange(VOCAB, dtype=torch.int32)
+    tokens = draw(ids, score(logits, logits.amax(-1, keepdim=True), params), params, keys)
+    assert torch.equal(tokens, sample(logits, params.expand(200, 3), keys, 0))
+
+
+def test_of_equals_the_lowest_id_is_drawn() -> None:
+    scores, ids = torch.zeros(1, 3), torch.tensor([[9, 4, 7]], dtype=torch.int32)
+    with patch.object(sampling, "make_noise", lambda ids, keys: torch.zeros(1, 3)):
+        assert draw(ids, scores, torch.tensor([[0.0, 1.0, 1.0]]), draw_keys(1)).tolist() == [4]
 
 
 @settings(deadline=None)
@@ -116,28 +129,28 @@ def test_frequencies_follow_the_distribution() -> None:
             st.sampled_from((0.0, 1.0, 3.0, 40.0)),
             st.floats(0.0625, 1.0, width=32),
             st.sampled_from((0.0, 0.2, 1.0, 5.0)),
-            st.floats(0, 1, exclude_max=True, width=32),
+            st.integers(0, 10_000),
         ),
         min_size=1,
         max_size=5,
     ),
     global_topk=st.sampled_from((0, 1, 16)),
 )
-def test_rows_do_not_see_each_other(seed: int, rows: list[tuple[float, float, float, float]], global_topk: int) -> None:
+def test_rows_do_not_see_each_other(seed: int, rows: list[tuple[float, float, float, int]], global_topk: int) -> None:
     logits = random_logits(len(rows), seed=seed)
     params = torch.tensor([row[:3] for row in rows])
-    rand = torch.tensor([[row[3]] for row in rows])
-    together = sample(logits, params, rand, global_topk)
+    keys = torch.cat([draw_keys(1, row[3]) for row in rows])
+    together = sample(logits, params, keys, global_topk)
     assert together.dtype == torch.int32
     for row in range(len(rows)):
         one = slice(row, row + 1)
-        assert sample(logits[one], params[one], rand[one], global_topk) == together[row]
+        assert sample(logits[one], params[one], keys[one], global_topk) == together[row]
 
 
 @pytest.mark.parametrize("params", [[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [50.0, 0.3, 0.0]])
 def test_greedy_parameters_pick_the_likeliest(params: list[float]) -> None:
     logits = random_logits(30)
-    tokens = sample(logits, torch.tensor([params]).expand(30, 3), torch.rand(30, 1), 16)
+    tokens = sample(logits, torch.tensor([params]).expand(30, 3), draw_keys(30), 16)
     assert torch.equal(tokens, greedy(logits))
     assert torch.equal(tokens, logits.argmax(-1).to(torch.int32))
 
@@ -146,7 +159,7 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, [70, 11, 40]] = 1
     assert greedy(logits).tolist() == [11, 0]
-    assert sample(logits, torch.tensor([[0.0, 1.0, 0.0]]).expand(2, 3), torch.rand(2, 1), 8).tolist() == [11, 0]
+    assert sample(logits, torch.tensor([[0.0, 1.0, 0.0]]).expand(2, 3), draw_keys(2), 8).tolist() == [11, 0]
 
 
 def test_the_top_is_ordered_by_likelihood_and_then_by_id() -> None:
@@ -193,16 +206,17 @@ def test_extreme_scores_stay_finite() -> None:
     logits = torch.tensor([[3e38, -3e38, float("-inf"), 2.9e38]])
     for temperature in (1e-6, 1.0, 1e6):
         params = torch.tensor([[0.0, 0.9, temperature]])
-        assert int(sample(logits, params, torch.tensor([[0.999]]), 0)) in {0, 3}
+        rows = logits.expand(100, 4), params.expand(100, 3), draw_keys(100)
+        assert set(sample(*rows, 0).tolist()) <= {0, 3}
 
 
 class Sampler(nn.Module):
-    def forward(self, logits: Tensor, params: Tensor, rand: Tensor) -> tuple[Tensor]:
-        return (sample(logits, params, rand, 16),)
+    def forward(self, logits: Tensor, params: Tensor, keys: Tensor) -> tuple[Tensor]:
+        return (sample(logits, params, keys, 16),)
 
 
 def test_it_can_be_exported() -> None:
-    arguments = (random_logits(3), torch.tensor([[5.0, 0.9, 1.0], [0, 1, 0.5], [1, 1, 1]]), torch.rand(3, 1))
+    arguments = (random_logits(3), torch.tensor([[5.0, 0.9, 1.0], [0, 1, 0.5], [1, 1, 1]]), draw_keys(3))
     program = torch.export.export(Sampler(), arguments)
     assert not program.constants
     for seed in range(10):
@@ -230,11 +244,11 @@ NO_NUMBERS = {
 def test_row_without_numbers_is_marked_and_changes_no_other(
     kind: str, global_topk: int, params: tuple[float, ...]
 ) -> None:
-    logits, rand = random_logits(3), torch.tensor([[0.3], [0.999], [0.7]])
+    logits, keys = random_logits(3), draw_keys(3)
     rows = torch.tensor([params]).expand(3, 3)
-    expected = sample(logits, rows, rand, global_topk), greedy(logits)
+    expected = sample(logits, rows, keys, global_topk), greedy(logits)
     NO_NUMBERS[kind](logits[1])
-    for tokens, before in zip((sample(logits, rows, rand, global_topk), greedy(logits)), expected, strict=True):
+    for tokens, before in zip((sample(logits, rows, keys, global_topk), greedy(logits)), expected, strict=True):
         assert tokens.dtype == torch.int32
         assert tokens.tolist() == [before[0], INVALID_ROW, before[2]]
 
@@ -243,7 +257,8 @@ def test_tokens_that_cannot_be_picked_leave_a_row_valid() -> None:
     logits = random_logits(1)
     logits[0, 10:] = -INFINITY
     assert greedy(logits)[0] < 10
-    assert sample(logits, torch.tensor([[0, 1.0, 1.0]]), torch.tensor([[0.999]]), 0)[0] < 10
+    rows = logits.expand(300, VOCAB), torch.tensor([[0, 1.0, 30.0]]).expand(300, 3), draw_keys(300)
+    assert (sample(*rows, 0) < 10).all()
 
 
 def test_log_probabilities_of_a_marked_row_harm_no_other() -> None:

@@ -81,8 +81,8 @@ async def check_record(client: Client, home: Path) -> None:
     result = await client.build(**TINY, model="near")
     bundle = open_bundle(Layout(home / "store"), result.digest)
     assert [executable.flags for executable in bundle.manifest.executables] == [
-        ("computed_context", "live_rows", "rand", "rank_logits", "sampling_params", "tokens"),
-        ("live_rows", "rand", "rank_logits", "sampling_params", "tokens"),
+        ("computed_context", "live_rows", "noise_keys", "rank_logits", "sampling_params", "tokens"),
+        ("live_rows", "noise_keys", "rank_logits", "sampling_params", "tokens"),
     ]
     (referrer,) = list_referrers(bundle.layout, bundle.digest, GOLDEN_TYPE)
     record = json.loads(read_referrer(bundle.layout, referrer.digest))

@@ -20,6 +20,7 @@ from compiler_svc.trace.submodels import describe_state, describe_submodel
 from execution.forkserver.client import ForkserverClient
 from execution.sampling import greedy, sample
 from tests.checkpoints.tiny_models import GEOMETRIES, write_tiny_model
+from tests.ranks.noise import draw_keys
 from tests.ranks.stepping import load_shard, run_eagerly
 from tests.service.compiler_svc.lower.libraries import lower, open_library
 
@@ -62,10 +63,10 @@ class Sampling(nn.Module):
         self.table = nn.Parameter(torch.randn(10, WIDTH, generator=generator))
         self.head = nn.Parameter(torch.randn(VOCAB_SIZE, WIDTH, generator=generator))
 
-    def forward(self, ids: Tensor, live_rows: Tensor, params: Tensor, rand: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, ids: Tensor, live_rows: Tensor, params: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         hidden = nn.functional.embedding(ids, self.table)[:, 0]
         logits = nn.functional.linear(hidden, self.head)
-        tokens = (greedy(logits), *(sample(logits, params, rand, count) for count in (8, 0)))
+        tokens = (greedy(logits), *(sample(logits, params, keys, count) for count in (8, 0)))
         return logits.amax(-1), logits.exp().sum(-1), live_rows + 0, *tokens
 
 
@@ -114,14 +115,14 @@ def test_loops_over_the_vocabulary_leave_out_rows_that_are_not_live(
 ) -> None:
     model, rows = Sampling().requires_grad_(False), 6
     model.table[7] = float("nan")
-    ids, rand = torch.arange(rows, dtype=torch.int32)[:, None], torch.linspace(0, 0.99, rows)[:, None]
+    ids, keys = torch.arange(rows, dtype=torch.int32)[:, None], draw_keys(rows)
     params = torch.tensor([[1.0, 1.0, 1.0], [0, 1, 1], [5, 0.9, 0.7], [0, 0.8, 1.5], [3, 1, 0], [0, 0.3, 1]])
-    program = torch.export.export(model, (ids, int32([2]), params, rand))
+    program = torch.export.export(model, (ids, int32([2]), params, keys))
     executable = lower(lowerings, tmp_path, program, num_state=0, live=LiveInputs(rows=1, tokens=0))
     with open_library(executable, model.state_dict()) as library:
         for num_live, noise in ((6, 0.0), (2, float("nan")), (4, 1e38), (1, float("-inf")), (0, float("inf"))):
             ids[:, 0] = torch.tensor([1, 7, 2, 3, 4, 5] if num_live == 4 else [1, 2, 3, 4, 5, 6])
-            inputs = [ids, int32([num_live]), params, rand]
+            inputs = [ids, int32([num_live]), params, keys]
             largest, total, _, *tokens = model(*inputs)
             soil(noise, rows, VOCAB_SIZE)
             found_largest, found_total, _, *found_tokens = library.run(inputs)

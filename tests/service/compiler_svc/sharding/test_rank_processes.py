@@ -23,7 +23,7 @@ from execution.step import Step
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.tiny_models import TinyModel, draw_tokens, write_tiny_model
 from tests.parity.geometries import GEOMETRIES
-from tests.ranks.step_values import make_inputs
+from tests.ranks.noise import draw_keys
 from tests.ranks.stepping import Stepper
 from tests.ranks.threads import run_ranks
 from tests.service.compiler_svc.lower.libraries import lower
@@ -34,7 +34,7 @@ BUCKET: Final = 16
 #: Three rows: drawn from the whole vocabulary's nucleus, from a few, and the likeliest.
 PARAMS: Final = ((0.0, 0.9, 1.4), (5.0, 0.95, 1.2), (0.0, 1.0, 0.0))
 SEQUENCES: Final = tuple(draw_tokens(6, seed=row) for row in range(3))
-RANDS: Final = torch.rand(6, 3, generator=torch.Generator().manual_seed(5)).tolist()
+KEYS: Final = tuple(draw_keys(3, position=position) for position in range(6))
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,9 @@ def expected(tiny: TinyModel, spec: GraphSpec) -> list[list[int]]:
             stepper.decode(
                 {row: (SEQUENCES[row][position], position) for row in range(3)},
                 sampling_params=params,
-                rand=torch.tensor(rand)[:, None],
+                noise_keys=keys,
             )
-            for position, rand in enumerate(RANDS)
+            for position, keys in enumerate(KEYS)
         ]
         return [step["tokens"].tolist() for step in steps]
 
@@ -105,14 +105,14 @@ async def serve(bundle: UnpublishedBundle, forkservers: RankForkservers, num_liv
     try:
         await group.load()
         tokens = []
-        for position, rand in enumerate(RANDS):
-            inputs: dict[str, list[float]] = {
+        for position, keys in enumerate(KEYS):
+            inputs = {
                 "input_ids": [sequence[position] for sequence in SEQUENCES],
                 "position_ids": [position] * 3,
                 "seq_ids": [0, 1, 2],
                 "live_rows": [num_live],
                 "sampling_params": [value for row in PARAMS for value in row],
-                "rand": rand,
+                "noise_keys": keys.flatten().tolist(),
             }
             result = await group.run(Step(decode.tag, make_inputs(inputs)))
             tokens.append([token for (token,) in result.tokens])

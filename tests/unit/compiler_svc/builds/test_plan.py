@@ -36,16 +36,16 @@ def sampling(**values: Any) -> Sampling:
 @pytest.mark.parametrize(
     ("on_device", "expected"),
     [
-        (None, sampling(mode="host", dynamic=True)),
+        (None, sampling(mode="host", dynamic=True, chance="noise_keys")),
         ({}, sampling()),
         ({"top_k": 5, "temperature": 0.7}, sampling()),
         (
             {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7},
-            sampling(global_topk=256, temperature=0.7, top_k=5, top_p=0.9),
+            sampling(global_topk=256, temperature=0.7, top_k=5, top_p=0.9, chance="noise_keys"),
         ),
-        ({"do_sample": True}, sampling(global_topk=256, temperature=1.0, top_k=1)),
-        ({"dynamic": True}, sampling(dynamic=True, global_topk=256)),
-        ({"dynamic": True, "top_k": 5}, sampling(dynamic=True, global_topk=256, top_k=5)),
+        ({"do_sample": True}, sampling(global_topk=256, temperature=1.0, top_k=1, chance="noise_keys")),
+        ({"dynamic": True}, sampling(dynamic=True, global_topk=256, chance="noise_keys")),
+        ({"dynamic": True, "top_k": 5}, sampling(dynamic=True, global_topk=256, top_k=5, chance="noise_keys")),
         (
             {"dynamic": True, "do_sample": True, "deterministic": True, "global_topk": 0, "top_k": 0},
             sampling(dynamic=True, deterministic=True, temperature=1.0),

@@ -20,7 +20,7 @@ from execution.processors import sample_processed
 from execution.sampling import greedy, sample
 from tests.fuzzing import fuzz
 from tests.ranks.arithmetic import compute_as_on
-from tests.ranks.processed_rows import draw_row, make_changes
+from tests.ranks.noise import draw_keys
 from tests.ranks.threads import run_ranks
 
 
@@ -85,7 +85,7 @@ def test_the_likeliest_token(seed: int, vocab_size: int, tp_degree: int) -> None
             st.sampled_from((0.0, 1.0, 3.0, 12.0)),
             st.floats(0.0625, 1.0, width=32),
             st.sampled_from((0.0, 0.3, 1.0, 40.0)),
-            st.floats(0, 1, exclude_max=True, width=32),
+            st.integers(0, 10_000),
         ),
         min_size=1,
         max_size=4,
@@ -96,13 +96,13 @@ def test_drawn_tokens(
     vocab_size: int,
     tp_degree: int,
     global_topk: int,
-    rows: list[tuple[float, float, float, float]],
+    rows: list[tuple[float, float, float, int]],
 ) -> None:
     logits = draw_logits(len(rows), vocab_size, seed)
-    params, rand = torch.tensor([row[:3] for row in rows]), torch.tensor([[row[3]] for row in rows])
+    params, keys = torch.tensor([row[:3] for row in rows]), torch.cat([draw_keys(1, row[3]) for row in rows])
     parts = divide(logits, tp_degree)
-    expected = sample(logits, params, rand, global_topk)
-    for tokens in run_ranks(tp_degree, lambda rank: parts[rank].sample(params, rand, global_topk, needs_total=True)):
+    expected = sample(logits, params, keys, global_topk)
+    for tokens in run_ranks(tp_degree, lambda rank: parts[rank].sample(params, keys, global_topk, needs_total=True)):
         assert tokens.dtype == torch.int32
         assert torch.equal(tokens, expected)
 
@@ -110,33 +110,34 @@ def test_drawn_tokens(
 def test_without_a_total_top_k_rows_are_drawn_alike() -> None:
     logits = draw_logits(64, 50, seed=3)
     params = torch.tensor([[7.0, 0.8, 1.3]]).expand(64, 3)
-    rand = torch.rand(64, 1, generator=torch.Generator().manual_seed(1))
+    keys = draw_keys(64)
     parts = divide(logits, 3)
-    for tokens in run_ranks(3, lambda rank: parts[rank].sample(params, rand, 16, needs_total=False)):
-        assert torch.equal(tokens, sample(logits, params, rand, 16))
+    for tokens in run_ranks(3, lambda rank: parts[rank].sample(params, keys, 16, needs_total=False)):
+        assert torch.equal(tokens, sample(logits, params, keys, 16))
 
 
 def test_probabilities_are_of_the_whole_vocabulary() -> None:
     """A flat tail on the other ranks, beyond the candidates, makes the nucleus wider."""
     logits = torch.zeros(1, 40)
     logits[0, :2] = torch.tensor([3.0, 2.5])
-    params = torch.tensor([[0.0, 0.35, 1.0]])
-    rand = torch.tensor([[0.999]])
-    parts = divide(logits, 4)
-    for tokens in run_ranks(4, lambda rank: parts[rank].sample(params, rand, 4, needs_total=True)):
-        assert tokens.tolist() == [1]
+    parts = divide(logits.expand(64, -1), 4)
+    keys = draw_keys(64)
+    params = torch.tensor([[0.0, 0.35, 1.0]]).expand(64, 3)
+    for tokens in run_ranks(4, lambda rank: parts[rank].sample(params, keys, 4, needs_total=True)):
+        assert set(tokens.tolist()) == {0, 1}
     # Among the four candidates alone, the first would reach 0.35.
-    assert sample(logits, torch.tensor([[4.0, 0.35, 1.0]]), rand, 4).tolist() == [0]
+    params = torch.tensor([[4.0, 0.35, 1.0]]).expand(64, 3)
+    assert set(sample(logits.expand(64, -1), params, keys, 4).tolist()) == {0}
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1.0, 1e30])
 def test_padding_is_never_picked(temperature: float) -> None:
     """Not even if the temperature makes all tokens equal, or if a rank has only padding."""
-    logits = torch.full((1, 9), -3e38)
-    params, rand = torch.tensor([[0.0, 1.0, temperature]]), torch.tensor([[1 - 2**-24]])
+    logits = torch.full((200, 9), -3e38)
+    params, keys = torch.tensor([[0.0, 1.0, temperature]]).expand(200, 3), draw_keys(200)
     parts = divide(logits, 8)
-    for token in run_ranks(8, lambda rank: parts[rank].sample(params, rand, 256, needs_total=True)):
-        assert token.tolist() == [8]
+    for tokens in run_ranks(8, lambda rank: parts[rank].sample(params, keys, 256, needs_total=True)):
+        assert set(tokens.tolist()) == set(range(9))
 
 
 @pytest.mark.parametrize("number", [float("nan"), -float("nan"), float("inf")])
@@ -144,12 +145,12 @@ def test_padding_is_never_picked(temperature: float) -> None:
 @pytest.mark.parametrize("global_topk", [0, 4])
 def test_row_without_numbers_is_marked_on_every_rank(number: float, place: int, global_topk: int) -> None:
     logits = draw_logits(3, 23, seed=5)
-    params, rand = torch.tensor([[0.0, 0.9, 1.0]]).expand(3, 3), torch.tensor([[0.2], [0.999], [0.8]])
-    expected = sample(logits, params, rand, global_topk), greedy(logits)
+    params, keys = torch.tensor([[0.0, 0.9, 1.0]]).expand(3, 3), draw_keys(3)
+    expected = sample(logits, params, keys, global_topk), greedy(logits)
     logits[1, place] = number
     parts = divide(logits, 4)
     picks = (
-        lambda rank: parts[rank].sample(params, rand, global_topk, needs_total=True),
+        lambda rank: parts[rank].sample(params, keys, global_topk, needs_total=True),
         lambda rank: parts[rank].greedy(),
     )
     for pick, before in zip(picks, expected, strict=True):

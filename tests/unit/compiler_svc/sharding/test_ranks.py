@@ -17,6 +17,7 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from execution.sampling import greedy, sample
 from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
 from tests.parity.geometries import LLAMA_GEOMETRIES as GEOMETRIES
+from tests.ranks.noise import draw_keys
 from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.ranks.threads import run_ranks
 
@@ -122,7 +123,9 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 def make_sampling(**changes: Any) -> Sampling:
     defaults: dict[str, Any] = {"dynamic": False, "deterministic": False, "global_topk": 20}
     defaults |= {"temperature": 1.0, "top_k": 0, "top_p": 0.95}
-    return Sampling(mode="on_device", semantics="hf", **(defaults | changes))
+    changes = defaults | changes
+    chance = "rand" if changes["deterministic"] else "noise_keys"
+    return Sampling(mode="on_device", semantics="hf", chance=chance, **changes)
 
 
 @pytest.mark.parametrize(("name", "tp_degree"), choose(SAMPLINGS, (1, 3, 4), every=2))
@@ -133,14 +136,14 @@ def test_tokens_are_those_that_whole_logits_give(name: str, tp_degree: int, tmp_
     params = torch.tensor([[6.0, 0.8, 1.5]])
     if not sampling.dynamic:
         params = torch.tensor([read_sampling_params(sampling)])
-    rand = torch.tensor([[0.5 if sampling.deterministic else 0.83]])
+    chance = torch.tensor([[0.5]]) if sampling.deterministic else draw_keys(1)
 
     specs = [tiny.spec(tp_degree=tp_degree, sampling=sampling, output_logits=logits) for logits in (True, False)]
-    extra = {"sampling_params": params, "rand": rand}
+    extra = {"sampling_params": params, "noise_keys": chance}
     with_logits, without_logits = (generate_together(tiny, spec, **extra) for spec in specs)
     for rank in range(tp_degree):
         logits = with_logits[rank]["logits"]
-        expected = torch.cat([sample(row[None], params, rand, sampling.global_topk) for row in logits])
+        expected = torch.cat([sample(row[None], params, chance, sampling.global_topk) for row in logits])
         assert torch.equal(with_logits[rank]["tokens"], expected)
         assert torch.equal(without_logits[rank]["tokens"], expected)
         assert torch.equal(expected, greedy(logits)) == (name == "greedy")
@@ -148,7 +151,7 @@ def test_tokens_are_those_that_whole_logits_give(name: str, tp_degree: int, tmp_
 
 def test_exported_graphs_pick_tokens_together(tmp_path: Path) -> None:
     tiny = write_tiny_model(tmp_path, GEOMETRIES["padded-groups-bias"] | {"num_hidden_layers": 1})
-    extra = {"sampling_params": torch.tensor([[0.0, 0.9, 1.2]]), "rand": torch.tensor([[0.6]])}
+    extra = {"sampling_params": torch.tensor([[0.0, 0.9, 1.2]]), "noise_keys": draw_keys(1)}
     spec = tiny.spec(tp_degree=3, sampling=make_sampling(dynamic=True), output_logits=False)
     eager, exported = (generate_together(tiny, spec, make_run, **extra) for make_run in (run_eagerly, run_exported))
     for rank in range(3):

@@ -64,15 +64,16 @@ def test_token_generation() -> None:
         TensorSpec(name="position_ids", dtype="int32", shape=(5, 1)),
         TensorSpec(name="seq_ids", dtype="int32", shape=(5,)),
         TensorSpec(name="sampling_params", dtype="float32", shape=(5, 3)),
-        TensorSpec(name="rand", dtype="float32", shape=(5, 1)),
+        TensorSpec(name="noise_keys", dtype="int32", shape=(5, 2)),
     )
     assert submodel.outputs == (
         TensorSpec(name="tokens", dtype="int32", shape=(5,)),
         TensorSpec(name="logits", dtype="float32", shape=(5, 100)),
     )
-    assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
+    assert submodel.flags == ("logits", "noise_keys", "sampling_params", "tokens")
     others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows", "adapters"}
-    assert set(submodel.flags) == list_flags() - others - {PROCESSORS, "cuts"}
+    of_earlier_releases = {"rand"}
+    assert set(submodel.flags) == list_flags() - others - of_earlier_releases
 
 
 ROOM = Adapters(slots=AdapterSlots(slots=4, rank=3), targets=("o_proj", "v_proj"))
@@ -151,10 +152,13 @@ def test_logits_that_clients_may_see_are_not_returned_twice(changes: dict[str, A
         (msgspec.structs.replace(HOST_SAMPLING, dynamic=True), {"logits"}),
         (msgspec.structs.replace(ON_DEVICE, temperature=0.0), {"tokens"}),
         (msgspec.structs.replace(ON_DEVICE, top_k=1), {"tokens"}),
-        (ON_DEVICE, {"tokens", "rand"}),
+        (ON_DEVICE, {"tokens", "noise_keys"}),
         (msgspec.structs.replace(ON_DEVICE, deterministic=True), {"tokens"}),
-        (msgspec.structs.replace(ON_DEVICE, dynamic=True), {"tokens", "rand", "sampling_params"}),
-        (msgspec.structs.replace(ON_DEVICE, dynamic=True, temperature=0.0), {"tokens", "rand", "sampling_params"}),
+        (msgspec.structs.replace(ON_DEVICE, dynamic=True), {"tokens", "noise_keys", "sampling_params"}),
+        (
+            msgspec.structs.replace(ON_DEVICE, dynamic=True, temperature=0.0),
+            {"tokens", "noise_keys", "sampling_params"},
+        ),
         (msgspec.structs.replace(ON_DEVICE, dynamic=True, deterministic=True), {"tokens", "sampling_params"}),
     ],
 )

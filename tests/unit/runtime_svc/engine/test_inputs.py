@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from bundle.abi.inputs import ADAPTERS, PROCESSORS
 from bundle.abi.submodels import SubmodelName
-from bundle.manifest import Manifest
+from bundle.manifest import Manifest, Sampling
+from execution.chance import make_noise_keys, uniform
 from execution.sampling_parameters import SamplingParams
 from execution.step import Step
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.scheduler.buckets import BucketTable
-from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPlan, uniform
+from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPlan
 from tests.bundles.manifests import DYNAMIC, DYNAMIC_FLAGS
 from tests.ranks.fakes import make_manifest
 from tests.ranks.scheduling import make_request
@@ -50,7 +51,7 @@ def test_prompt_step_pads_tokens_and_idles_rows() -> None:
         "seq_ids": [1, 3],
         "num_tokens": [3, 1],
         "sampling_params": [20.0, 0.25, 0.5, 1.0, 1.0, 1.0],
-        "rand": [uniform(7, 0), 0.5],
+        "noise_keys": [*make_noise_keys(7, 3), 0, 0],
     }
 
 
@@ -62,10 +63,10 @@ def test_a_part_of_a_prompt_keeps_its_positions_and_samples_with_its_last_token(
     ]
     assert [row.samples for row in rows] == [False, True, True]
     step = build(manifest, "context_encoding", *rows)
-    assert step.inputs["input_ids"].tolist() == [12, 13, 0, 0, 14, 15, 0, 0, 15, 16, 0, 0]
-    assert step.inputs["position_ids"].tolist() == [1, 2, 0, 0, 3, 4, 0, 0, 4, 5, 0, 0]
-    assert step.inputs["num_tokens"].tolist() == [2, 2, 2]
-    assert step.inputs["rand"].tolist() == [0.5, uniform(7, 0), uniform(7, 1)]
+    assert step.inputs["input_ids"] == [12, 13, 0, 0, 14, 15, 0, 0, 15, 16, 0, 0]
+    assert step.inputs["position_ids"] == [1, 2, 0, 0, 3, 4, 0, 0, 4, 5, 0, 0]
+    assert step.inputs["num_tokens"] == [2, 2, 2]
+    assert step.inputs["noise_keys"] == [0, 0, *make_noise_keys(7, 5), *make_noise_keys(7, 6)]
 
 
 def test_left_padded_prompts_end_their_rows() -> None:
@@ -93,10 +94,10 @@ def test_logits_are_asked_for_if_a_row_wants_them() -> None:
 def test_token_step_feeds_the_newest_token_at_its_position() -> None:
     row = scheduled(1, 1, (11, 12), 3, 1, sampling=SEEDED, output_token_ids=[21, 22], top_logprobs=2)
     step = build(make_manifest(num_slots=3), "token_generation", row)
-    assert step.inputs["input_ids"].tolist() == [0, 22, 0]
-    assert step.inputs["position_ids"].tolist() == [0, 3, 0]
-    assert step.inputs["seq_ids"].tolist() == [3, 1, 3]
-    assert step.inputs["rand"].tolist() == [0.5, uniform(7, 2), 0.5]
+    assert step.inputs["input_ids"] == [0, 22, 0]
+    assert step.inputs["position_ids"] == [0, 3, 0]
+    assert step.inputs["seq_ids"] == [3, 1, 3]
+    assert step.inputs["noise_keys"] == [0, 0, *make_noise_keys(7, 4), 0, 0]
     assert step.top_logprobs == 2
 
 
@@ -104,14 +105,14 @@ def test_a_step_that_depends_on_the_previous_one_leaves_its_tokens_to_the_ranks(
     row = scheduled(1, 1, (11, 12), 4, 1, sampling=SEEDED, output_token_ids=[21, 22])
     step = build(make_manifest(num_slots=3), "token_generation", row, depends_on_previous=True)
     assert step.depends_on_previous
-    assert step.inputs["input_ids"].tolist() == [0, 0, 0], "not read"
-    assert step.inputs["position_ids"].tolist() == [0, 4, 0]
-    assert step.inputs["seq_ids"].tolist() == [3, 1, 3]
-    assert step.inputs["rand"].tolist() == [0.5, uniform(7, 3), 0.5]
+    assert step.inputs["input_ids"] == [0, 0, 0], "not read"
+    assert step.inputs["position_ids"] == [0, 4, 0]
+    assert step.inputs["seq_ids"] == [3, 1, 3]
+    assert step.inputs["noise_keys"] == [0, 0, *make_noise_keys(7, 5), 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("mode", "flag", "names"), [("on_device", "tokens", set()), ("host", "logits", {"sampling_params", "rand"})]
+    ("mode", "flag", "names"), [("on_device", "tokens", set()), ("host", "logits", {"sampling_params", "noise_keys"})]
 )
 def test_only_inputs_of_the_executable_are_built_unless_the_executor_samples(
     mode: str, flag: str, names: set[str]
@@ -121,8 +122,28 @@ def test_only_inputs_of_the_executable_are_built_unless_the_executor_samples(
     assert set(step.inputs) == {"input_ids", "position_ids", "seq_ids"} | names
 
 
+OF_EARLIER_RELEASES = msgspec.structs.replace(DYNAMIC, chance="rand")
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("on_device", "tokens"), ("host", "logits")])
+def test_bundle_of_an_earlier_release_gets_a_number_for_each_generated_token(mode: str, flag: str) -> None:
+    sampling = msgspec.structs.replace(OF_EARLIER_RELEASES, mode=mode)
+    manifest = make_manifest(num_slots=3, flags=("rand", "sampling_params", flag), sampling=sampling)
+    row = scheduled(1, 1, (11, 12), 3, 1, sampling=SEEDED, output_token_ids=[21, 22])
+    inputs = build(manifest, "token_generation", row).inputs
+    assert inputs["rand"] == [0.5, uniform(7, 2), 0.5]
+    assert "noise_keys" not in inputs
+
+
+def test_manifest_of_an_earlier_release_says_nothing_of_noise() -> None:
+    written = msgspec.json.encode(OF_EARLIER_RELEASES)
+    assert b"chance" not in written
+    assert msgspec.json.decode(written, type=Sampling) == OF_EARLIER_RELEASES
+
+
 def test_deterministic_bundle_gets_one_half() -> None:
-    manifest = make_manifest(sampling=msgspec.structs.replace(DYNAMIC, deterministic=True))
+    sampling = msgspec.structs.replace(OF_EARLIER_RELEASES, deterministic=True)
+    manifest = make_manifest(sampling=sampling, flags=("rand", "sampling_params", "tokens"))
     row = scheduled(0, 0, (11,), 0, 1, sampling=SEEDED)
     assert build(manifest, "context_encoding", row).inputs["rand"].tolist() == [0.5]
 

@@ -1,0 +1,51 @@
+"""The noise by which tokens are drawn: a number for each seed, position and token id, the same wherever it is computed.
+
+A token is the one whose log probability plus noise is the largest. The noise has the standard Gumbel distribution, so
+that each token is drawn with its probability, whichever tokens filters have left.
+
+`chance` makes a row's keys of seed and position. What becomes of keys and ids here is shifts, and, or, xor: these are
+exact in int32 on every target, also on one that multiplies and adds integers as floats.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+#: The first digits of pi after the point, as in Blowfish: without them, keys and id of 0 would stay 0.
+_ROUNDS: Final = struct.unpack(
+    ">12i",
+    bytes.fromhex("243f6a8885a308d313198a2e03707344a4093822299f31d0082efa98ec4e6c89452821e638d01377be5466cf34e90c6c"),
+)
+
+
+def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
+    """The noise of tokens in rows, f32 [N, K], from -2.82 to 22.88.
+
+    Takes token ids, int32 [N, K] or [K], and the rows' keys, int32 [N, 2].
+    """
+    bits = _mix(ids, keys[:, :1], keys[:, 1:])
+    high, low = (bits >> 16) & 0xFFFF, bits & 0xFFFF
+    # In (0, 1): the last factor makes 1 less than 1, which the sum rounds to. All other products are exact.
+    uniform = (high.float() * 2.0**-16 + (low.float() + 0.5) * 2.0**-32) * (1 - 2.0**-24)
+    exponential = -torch.log1p(-uniform)
+    # The logarithm: Inductor's `log` differs from torch's in the last bit, its `log1p` does not.
+    return 33 * math.log(2) - torch.log1p(exponential * 2.0**33 - 1)
+
+
+def _mix(ids: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Hashes ids by keys to 32 bits, int32: rounds like those of the cipher SIMON over the id, once in each half."""
+    left, right = ids ^ first, _rotate(ids, 16) ^ second
+    for number, constant in enumerate(_ROUNDS):
+        key = (second if number % 2 else first) ^ constant
+        left, right = right ^ (left & _rotate(left, 19)) ^ _rotate(left, 14) ^ key, left
+    return left
+
+
+def _rotate(bits: Tensor, count: int) -> Tensor:
+    # A shift to the right repeats the sign.
+    return (bits << count) | ((bits >> (32 - count)) & ((1 << count) - 1))
