@@ -29,7 +29,7 @@ def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
     Takes token ids, int32 [N, K] or [K], and the rows' keys, int32 [N, 2].
     """
     bits = _mix(ids, keys[:, :1], keys[:, 1:])
-    high, low = (bits >> 16) & 0xFFFF, bits & 0xFFFF
+    high, low = _shift_right(bits, 16), bits & 0xFFFF
     # In (0, 1): the last factor makes 1 less than 1, which the sum rounds to. All other products are exact.
     uniform = (high.float() * 2.0**-16 + (low.float() + 0.5) * 2.0**-32) * (1 - 2.0**-24)
     exponential = -torch.log1p(-uniform)
@@ -47,5 +47,9 @@ def _mix(ids: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _rotate(bits: Tensor, count: int) -> Tensor:
-    # A shift to the right repeats the sign.
-    return (bits << count) | ((bits >> (32 - count)) & ((1 << count) - 1))
+    return (bits << count) | _shift_right(bits, 32 - count)
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    # Of what is positive: elsewhere torch repeats the sign, and torch-xla divides, which rounds up.
+    return ((bits & 0x7FFFFFFF) >> count) | ((bits < 0).to(torch.int32) << (31 - count))
