@@ -3,7 +3,7 @@
 A token is the one whose log probability plus noise is the largest. The noise has the standard Gumbel distribution, so
 that each token is drawn with its probability, whichever tokens filters have left.
 
-`chance` makes a row's keys of seed and position. What becomes of keys and ids here is shifts, and, or, xor: these are
+The engine makes a row's keys of seed and position. What becomes of keys and ids here is shifts, and, or, xor: these are
 exact in int32 on every target, also on one that multiplies and adds integers as floats.
 """
 

@@ -21,6 +21,10 @@ typical_p. All up to forced_token_ids change greedy tokens, too. Where exclusion
 allowed_token_ids excludes. Log probabilities and logits are reported as the model gives them, before all of it.
 transformers' epsilon_cutoff and eta_cutoff have no field.
 
+Of what is left, the token is drawn whose log probability plus noise is the largest. Noise is a function of the seed,
+the token's position in its sequence, prompt included, and its id: so the draw is the same on the host and on devices,
+alone and in a batch, and after a restart. Greedy tokens have none.
+
 | what counts | Kiln and transformers | vLLM |
 |---|---|---|
 | tokens of `repetition_penalty` | prompt and output; of a prompt that was cut, what is left | prompt and output |

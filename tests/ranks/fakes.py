@@ -23,9 +23,9 @@ import msgspec
 
 from bundle.abi.inputs import ADAPTERS, COMPUTED_CONTEXT, LEFT_PADDED
 from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest, Target, WeightSet, WeightShard
-from execution.chance import make_noise_keys
 from execution.errors import RankDied, RankLost, WeightsInvalid
 from execution.step import Step, StepResult
+from runtime_svc.engine.scheduler.plan import make_noise_keys
 from tests.bundles import manifests
 from tests.bundles.manifests import DIGEST, DYNAMIC_FLAGS, with_mutable_set
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from execution.chance import make_noise_keys
+from runtime_svc.engine.scheduler.plan import make_noise_keys
 
 
 def draw_keys(rows: int, seed: int = 0, position: int = 0) -> Tensor:

@@ -24,7 +24,7 @@ class OnDeviceSamplingConfig:
         top_p: Probability mass kept, in (0, 1].
         temperature: Divides the logits; 0 is greedy.
         dynamic: Whether requests choose top_k, top_p and temperature; otherwise they are baked in.
-        deterministic: Whether 0.5 replaces the uniform random number.
+        deterministic: Whether 0.5 replaces what seeds decide, as a uniform number.
         global_topk: Candidates considered; 0 considers the whole vocabulary.
     """
 

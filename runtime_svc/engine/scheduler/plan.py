@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from array import array
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -10,12 +15,14 @@ import msgspec
 from bundle.abi.inputs import PROCESSORS, read_sampling_params
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Executable, Manifest
-from execution.chance import CHANCES
 from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.scheduler.row_changes import RowChanges
+
+# float32 holds multiples of 2**-24 exactly, so that no number is rounded up to 1.
+RESOLUTION_BITS: Final = 24
 
 
 class ScheduledRow(msgspec.Struct, frozen=True):
@@ -97,7 +104,7 @@ class StepBuilder:
             tag = self._processing[tag].tag
         form = self._forms[tag]
         inputs = form.make_idle()
-        make_chance = CHANCES[self._chance]
+        make_chance = _CHANCES[self._chance]
         top_logprobs, wants_logits = None, False
         processed: list[ProcessedRow] = []
         for row, values in rows:
@@ -156,3 +163,34 @@ class _RowValues:
         self._generated.extend(request.output_token_ids[len(self._generated) :])
         ends = _list_early_ends(request, len(self._generated))
         return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends)
+
+
+def make_noise_keys(seed: int, position: int) -> tuple[int, int]:
+    """Keys of the noise that picks the token at a position: the number of tokens before it, its prompt's included.
+
+    Two integers of 32 bits, for a seed in [0, 2**64). What continues a text with its seed, continues its draws.
+    """
+    first, second = struct.unpack("<2i", _hash(seed, position))
+    return first, second
+
+
+def uniform(seed: int, index: int) -> float:
+    """The random number at `index`, from 0, of the sequence of a seed in [0, 2**64): a multiple of 2**-24 in [0, 1).
+
+    It picks the generated token at that index of its request, with bundles of earlier releases.
+    """
+    return (int.from_bytes(_hash(seed, index), "little") >> (64 - RESOLUTION_BITS)) / (1 << RESOLUTION_BITS)
+
+
+def _hash(seed: int, number: int) -> bytes:
+    """BLAKE2b-64, keyed with the seed, of a number; both little-endian in 8 bytes."""
+    return hashlib.blake2b(number.to_bytes(8, "little"), key=seed.to_bytes(8, "little"), digest_size=8).digest()
+
+
+#: By the input that takes them: the numbers of a row, of seed, position, and tokens of the prompt.
+_CHANCES: Final[Mapping[str, Callable[[int, int, int], tuple[float, ...]]]] = MappingProxyType(
+    {
+        "noise_keys": lambda seed, position, _: make_noise_keys(seed, position),
+        "rand": lambda seed, position, num_prompt_tokens: (uniform(seed, position - num_prompt_tokens),),
+    }
+)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from execution.chance import make_noise_keys
 from execution.noise import _mix, make_noise
+from runtime_svc.engine.scheduler.plan import make_noise_keys
 from tests.ranks.noise import draw_keys, measure_fit
 
 #: Bits of ids of the largest vocabularies.

@@ -616,8 +616,9 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """Keeps the smallest set of tokens whose probability reaches p. In (0, 1]."""
     seed: _builtins.int
-    """Seeds the request's own random numbers: the same seed gives the same tokens whatever shares the batch; with several
-    sequences, `num_sequences` says which seed each has. Default: random.
+    """Decides, with a token's position in its sequence and its id, what is drawn: the same seed gives the same tokens
+    whatever shares the batch, and a prompt that ends with some of them goes on with the next. With several sequences,
+    `num_sequences` says which seed each has. Default: random.
     """
     min_p: _builtins.float
     """Drops tokens less likely than this share of the most likely one, after top_k and top_p. In [0, 1]; default 0; others

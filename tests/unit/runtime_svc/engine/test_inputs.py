@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from bundle.abi.inputs import ADAPTERS, PROCESSORS
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Manifest, Sampling
-from execution.chance import make_noise_keys, uniform
 from execution.sampling_parameters import SamplingParams
 from execution.step import Step
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.scheduler.buckets import BucketTable
-from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPlan
+from runtime_svc.engine.scheduler.plan import ScheduledRow, StepBuilder, StepPlan, make_noise_keys, uniform
 from tests.bundles.manifests import DYNAMIC, DYNAMIC_FLAGS
 from tests.ranks.fakes import make_manifest
 from tests.ranks.scheduling import make_request
@@ -120,6 +119,14 @@ def test_only_inputs_of_the_executable_are_built_unless_the_executor_samples(
     manifest = make_manifest(flags=(flag,), sampling=msgspec.structs.replace(DYNAMIC, mode=mode))
     step = build(manifest, "token_generation", scheduled(1, 1, (11,), 1, 1, output_token_ids=[5]))
     assert set(step.inputs) == {"input_ids", "position_ids", "seq_ids"} | names
+
+
+def test_a_prompt_that_ends_with_some_output_goes_on_with_its_draws() -> None:
+    manifest = make_manifest(num_slots=1, prompt_buckets=(4,))
+    output = scheduled(0, 0, (11, 12), 2, 1, sampling=SEEDED, output_token_ids=[21])
+    prompt = scheduled(0, 0, (11, 12, 21), 0, 3, sampling=SEEDED)
+    going_on = build(manifest, "token_generation", output).inputs["noise_keys"]
+    assert build(manifest, "context_encoding", prompt).inputs["noise_keys"] == going_on[:2] == [*make_noise_keys(7, 3)]
 
 
 OF_EARLIER_RELEASES = msgspec.structs.replace(DYNAMIC, chance="rand")

@@ -632,8 +632,9 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
   topP?: number;
 
   /**
-   * Seeds the request's own random numbers: the same seed gives the same tokens whatever shares the batch; with several
-   * sequences, `num_sequences` says which seed each has. Default: random.
+   * Decides, with a token's position in its sequence and its id, what is drawn: the same seed gives the same tokens
+   * whatever shares the batch, and a prompt that ends with some of them goes on with the next. With several sequences,
+   * `num_sequences` says which seed each has. Default: random.
    *
    * @generated from field: optional uint64 seed = 4;
    */
