@@ -22,13 +22,17 @@ class RowChanges:
         self._sampling = sampling
         self._vocab_size = vocab_size
         self._num_taken = 0
+        # All at once, because long prompts would take long one by one.
+        repeated = set(prompt) if sampling.repetition_penalty != 1 else set()
+        ids = list(dict.fromkeys((*sampling.logit_bias, *(prompt if repeated else ()))))
         # Place of each token that has changed, in the arrays below.
-        self._places: dict[int, int] = {}
+        self._places = {token: place for place, token in enumerate(ids)}
+        factors = [sampling.repetition_penalty if token in repeated else 1.0 for token in ids]
         self.pairs: dict[str, array[Any]] = {
-            "pair_ids": array("i"),
-            "pair_bias": array("f"),
-            "pair_factor": array("f"),
-            "pair_penalty": array("f"),
+            "pair_ids": array("i", ids),
+            "pair_bias": array("f", [sampling.logit_bias.get(token, 0.0) for token in ids]),
+            "pair_factor": array("f", factors),
+            "pair_penalty": array("f", bytes(4 * len(ids))),
         }
         self.cuts = array("f", read_cuts(sampling))
         self._counts: defaultdict[int, int] = defaultdict(int)
@@ -37,16 +41,18 @@ class RowChanges:
         # Tokens so far, if any of them exclude others, and which tokens have followed each few of them.
         self._history: list[int] = []
         self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
-        for token, bias in sampling.logit_bias.items():
-            self._set(token, "pair_bias", bias)
-        for token in prompt:
-            self._take_context(token)
+        if self._keeps_history:
+            for token in prompt:
+                self._remember(token)
 
     def advance(self, output: Sequence[int]) -> None:
         """Takes in the tokens of the request's output that came since the last call."""
         sampling = self._sampling
         for token in output[self._num_taken :]:
-            self._take_context(token)
+            if sampling.repetition_penalty != 1:
+                self._set(token, "pair_factor", sampling.repetition_penalty)
+            if self._keeps_history:
+                self._remember(token)
             if sampling.frequency_penalty or sampling.presence_penalty:
                 self._counts[token] += 1
                 (repeated,) = array("f", (self._counts[token] * self._frequency,))
@@ -68,15 +74,15 @@ class RowChanges:
             mask[token >> 3] &= ~(1 << (token & 7))
         return array("i", mask)
 
-    def _take_context(self, token: int) -> None:
-        sampling = self._sampling
-        if sampling.repetition_penalty != 1:
-            self._set(token, "pair_factor", sampling.repetition_penalty)
-        if sampling.no_repeat_ngram_size or sampling.bad_words:
-            self._history.append(token)
-            size = sampling.no_repeat_ngram_size
-            if size and len(self._history) >= size:
-                self._followers[tuple(self._history[-size:-1])].add(token)
+    @property
+    def _keeps_history(self) -> bool:
+        return bool(self._sampling.no_repeat_ngram_size or self._sampling.bad_words)
+
+    def _remember(self, token: int) -> None:
+        size = self._sampling.no_repeat_ngram_size
+        self._history.append(token)
+        if size and len(self._history) >= size:
+            self._followers[tuple(self._history[-size:-1])].add(token)
 
     def _set(self, token: int, name: str, value: float) -> None:
         place = self._places.get(token)

@@ -419,9 +419,9 @@ class Capabilities(_message.Message):
     adapter_slots: _builtins.int
     """Adapters that are in the ranks' memory at once; 0 if the executables have no room for any."""
     logit_processors: _builtins.bool
-    """Whether all sampling parameters can be used, because the host picks the tokens."""
-    constraints: _builtins.bool
-    """Whether requests may have a `constraint`: the bundle has a tokenizer and an end, and the host picks the tokens."""
+    """Whether all sampling parameters can be used: the host picks the tokens, or the bundle was compiled with
+    `neuron_config.logit_processors`.
+    """
     @_builtins.property
     def default_sampling(self) -> Global___DefaultSampling:
         """Some of `default_parameters`, as older runtimes say them."""

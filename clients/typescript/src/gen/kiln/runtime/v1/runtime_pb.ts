@@ -538,7 +538,8 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
   adapterSlots: number;
 
   /**
-   * Whether all sampling parameters can be used, because the host picks the tokens.
+   * Whether all sampling parameters can be used: the host picks the tokens, or the bundle was compiled with
+   * `neuron_config.logit_processors`.
    *
    * @generated from field: bool logit_processors = 29;
    */
