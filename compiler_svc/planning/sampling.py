@@ -143,7 +143,7 @@ def _read_words(reader: AttributeReader, tokens: Tokens) -> tuple[tuple[int, ...
         if not isinstance(value, list) or not all(_is_word(one if is_word else [one]) for one in value):
             reader.note_invalid(name, value, "a list of lists of token ids" if is_word else "a list of token ids")
             return ()
-    # As in transformers, a word that is an end of the sequence counts for nothing.
+    # As in transformers, a word that is an end of the sequence is ignored.
     all_words = [word for word in words if word not in [[end] for end in tokens.eos]] + [[one] for one in single]
     known = tuple(tuple(word) for word in all_words if max(word) < tokens.vocab_size)
     if sum(map(len, known)) > MAX_TOKENS:

@@ -74,6 +74,19 @@ class IntegerList(click.ParamType[tuple[int, ...]]):
         return tuple(INT32.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
+class TokenBias(click.ParamType[tuple[int, float]]):
+    """A token id and a number, `ID=BIAS`."""
+
+    name = "ID=BIAS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        """Parses the two. The server validates them."""
+        token_id, separator, bias = value.partition("=")
+        if not separator:
+            self.fail(f"got {value!r}; accepted: ID=BIAS, such as 42=-2.5", param, ctx)
+        return INT32.convert(token_id, param, ctx), click.FLOAT.convert(bias, param, ctx)
+
+
 class NamedPath(click.ParamType[tuple[str, Path]]):
     """A name and a path of this host, `NAME=PATH`."""
 

@@ -37,10 +37,10 @@ class KilnForSampling(KilnForCausalLM):
         return super().from_pretrained(model, neuron_config=options.pop("neuron_config", {}) | said, **options)
 
     def to_neuron(self) -> None:
-        """Does nothing: the checkpoint is compiled and loaded."""
+        """Has no effect: the checkpoint is compiled and loaded."""
 
     def reset_generation(self) -> None:
-        """Does nothing: each call begins sequences of its own."""
+        """Has no effect: each call begins sequences of its own."""
 
     @property
     def neuron_config(self) -> SimpleNamespace:

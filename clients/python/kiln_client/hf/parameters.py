@@ -110,7 +110,7 @@ def choose_options(config: Any, prompt_length: int, eos_token_ids: Sequence[int]
         "stop_token_ids": eos_token_ids,
         "ignore_eos": True,
         "min_new_tokens": max(0, (config.min_length or 0) - prompt_length),
-        # As in transformers, a bad word that is an end of the sequence counts for nothing.
+        # As in transformers, a bad word that is an end of the sequence is ignored.
         "bad_words": [
             *(word for word in config.bad_words_ids or () if [*word] not in [[end] for end in eos_token_ids]),
             *([token] for token in config.suppress_tokens or ()),

@@ -32,8 +32,8 @@ CONFIG: Final = {
 def deployment(stack: Stack) -> Iterator[str]:
     """A deployment of the shipped model."""
     stack.provide("tiny-host", MODEL, CONFIG)
-    with stack.deployed("tiny-host"):
-        yield "tiny-host"
+    with stack.deployed("kiln-tiny", "tiny-host"):
+        yield "kiln-tiny"
 
 
 @pytest.fixture(scope="module")

@@ -261,16 +261,17 @@ def test_the_bundles_defaults_are_those_of_calls(stack: Stack, deployment: str, 
     assert model.generate(**prompt, max_new_tokens=2).shape[1] == prompt["input_ids"].shape[1] + 2
 
 
+@pytest.mark.usefixtures("deployment")
 def test_the_code_of_the_page_runs(
-    stack: Stack, deployment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With the deployment that it names."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("KILN_RUNTIME", stack.runtime)
     monkeypatch.setenv("KILN_TOKEN_FILE", str(stack.token))
     blocks = re.findall(r"^```python\n(.+?)^```", (ROOT / "docs/huggingface.md").read_text(), re.M | re.S)
     assert len(blocks) > 4
     names: dict[str, Any] = {"__name__": "page"}
-    with stack.deployed("kiln-tiny", deployment):
-        for block in blocks:
-            exec(compile(block, "docs/huggingface.md", "exec"), names)
+    for block in blocks:
+        exec(compile(block, "docs/huggingface.md", "exec"), names)
     assert "Once upon a time" in capsys.readouterr().out

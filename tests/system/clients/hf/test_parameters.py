@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from execution.sampling_parameters import PARAMETERS
 
 PROMPTS: Final = ("Once upon a time", "Tell me a story about a fox, and", "The little")
-NUM_TOKENS: Final = 24
+NUM_TOKENS: Final = 16
 #: What lets a draw among the likeliest tokens be only one: then transformers and the server draw the same.
 NEARLY_GREEDY: Final = 1e-4
 
@@ -67,7 +67,7 @@ CASES: Final[dict[str, list[tuple[dict[str, Any], Callable[[int], dict[str, Any]
         ({"bad_words_ids": [[A], [COMMA, A], [END]]}, None),
         ({"suppress_tokens": [A, COMMA]}, None),
     ],
-    "min_new_tokens": [({"min_new_tokens": 20, "eos_token_id": [2, 3, COMMA]}, None), ({"min_length": 22}, None)],
+    "min_new_tokens": [({"min_new_tokens": 12, "eos_token_id": [2, 3, COMMA]}, None), ({"min_length": 24}, None)],
     "logit_bias": [({"sequence_bias": {(A,): 8.0, (COMMA,): -50.0}}, None)],
     "allowed_token_ids": [
         (
@@ -137,10 +137,10 @@ def test_draws_are_among_what_transformers_keeps(
     served: KilnForCausalLM, prompts: dict[str, Tensor], cut: dict[str, Any]
 ) -> None:
     """The scores are those of transformers' own processors, of the logits that the server drew from."""
-    asked = {**prompts, "max_new_tokens": 12, "do_sample": True, "num_return_sequences": 8, "eos_token_id": None, **cut}
+    asked = {**prompts, "max_new_tokens": 8, "do_sample": True, "num_return_sequences": 4, "eos_token_id": None, **cut}
     drawn = served.generate(**asked, seed=3, return_dict_in_generate=True, output_scores=True)
     tokens = drawn.sequences[:, prompts["input_ids"].shape[1] :]
-    assert tokens.shape == (24, 12)
+    assert tokens.shape == (12, 8)
     scores = torch.stack(drawn.scores, dim=1)
     assert (scores.gather(2, tokens[:, :, None]) > float("-inf")).all()
     assert len({tuple(row) for row in tokens.tolist()}) > len(PROMPTS)

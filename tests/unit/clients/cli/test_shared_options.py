@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import click
 import pytest
+from kiln.runtime.v1.generation_pb2 import TokenIds
 from kiln_client.cli.main import kiln
+from kiln_client.cli.sampling import HELP
+from kiln_client.prompts import generate_request
 
 from compiler_svc.config.tables import NEURON_CONFIG
 from compiler_svc.sharding.checkpoint_layouts import DTYPES, LAYOUTS
+from execution.sampling_parameters import PARAMETERS
 
 
 def option(command: str, name: str) -> click.Option:
@@ -18,8 +22,7 @@ def option(command: str, name: str) -> click.Option:
 @pytest.mark.parametrize(
     ("name", "commands"),
     [
-        ("--max-new-tokens", ("run", "generate")),
-        *((name, ("run", "generate")) for name in ("--temperature", "--top-k", "--top-p", "--seed")),
+        *((name, ("run", "generate")) for name in ("--max-new-tokens", "--temperature", "--logit-bias", "--bad-word")),
         *((name, ("up", "serve")) for name in ("--compiler-address", "--runtime-address", "--memory")),
         ("--model-root", ("up", "serve", "run")),
         ("--quantize", ("serve", "run", "compile", "plan")),
@@ -30,6 +33,44 @@ def test_an_option_is_one_option(name: str, commands: tuple[str, ...]) -> None:
     options = [option(command, name) for command in commands]
     said = [(one.help, one.default, one.metavar, one.multiple, one.opts, one.type.name) for one in options]
     assert all(one == said[0] for one in said[1:])
+
+
+#: A value of each sampling parameter, as a person writes it and as the request has it.
+SAMPLING: dict[str, tuple[list[str], object]] = {
+    "temperature": (["--temperature", "0.5"], 0.5),
+    "top_k": (["--top-k", "-1"], -1),
+    "top_p": (["--top-p", "0.5"], 0.5),
+    "seed": (["--seed", str(2**64 - 1)], 2**64 - 1),
+    "min_p": (["--min-p", "0.25"], 0.25),
+    "frequency_penalty": (["--frequency-penalty", "-1"], -1.0),
+    "presence_penalty": (["--presence-penalty", "1.5"], 1.5),
+    "repetition_penalty": (["--repetition-penalty", "1.5"], 1.5),
+    "logit_bias": (["--logit-bias", "4=-2.5", "--logit-bias", "5=1"], {4: -2.5, 5: 1.0}),
+    "typical_p": (["--typical-p", "0.5"], 0.5),
+    "no_repeat_ngram_size": (["--no-repeat-ngram-size", "3"], 3),
+    "bad_words": (["--bad-word", "7,8", "--bad-word", "9"], [TokenIds(ids=[7, 8]), TokenIds(ids=[9])]),
+    "min_new_tokens": (["--min-new-tokens", "3"], 3),
+    "allowed_token_ids": (["--allowed-token-ids", "1,2"], [1, 2]),
+    "forced_token_ids": (["--forced-token-ids", "3"], [3]),
+}
+
+
+def test_every_sampling_parameter_is_an_option() -> None:
+    assert SAMPLING.keys() == PARAMETERS.keys() == HELP.keys()
+    words = ["--deployment", "d", "--prompt", "x", *(word for said, _ in SAMPLING.values() for word in said)]
+    context = kiln.commands["generate"].make_context("generate", words)
+    given = {name: value for name, value in context.params.items() if value is not None and name in SAMPLING}
+    asked = generate_request("d", "x", **given).sampling  # type: ignore[arg-type]
+    for name, (_, value) in SAMPLING.items():
+        found = getattr(asked, name)
+        assert (dict(found) if isinstance(value, dict) else [*found] if isinstance(value, list) else found) == value
+    unset = kiln.commands["generate"].make_context("generate", ["--deployment", "d", "--prompt", "x"]).params
+    assert {unset[name] for name in SAMPLING} == {None}
+
+
+def test_a_bias_is_a_token_and_a_number() -> None:
+    with pytest.raises(click.BadParameter, match="accepted: ID=BIAS"):
+        kiln.commands["generate"].make_context("generate", ["--deployment", "d", "--logit-bias", "4"])
 
 
 def test_quantize_takes_what_the_configuration_takes() -> None:

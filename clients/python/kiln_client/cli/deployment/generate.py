@@ -9,25 +9,13 @@ from kiln.runtime.v1.generation_pb2 import GenerateResponse, Usage
 from rich.text import Text
 
 from kiln_client.cli.output import Output
-from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, UINT64, IntegerList, StepRange, read_document
+from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, IntegerList, StepRange, read_document
 from kiln_client.cli.records import record_from_completion, record_from_completions, record_from_message
+from kiln_client.cli.sampling import SAMPLING
 from kiln_client.cli.session import Session, add_options, remote_command
 from kiln_client.completion import Completion, CompletionBuilder
 from kiln_client.prompts import Prompt, chat_from_document
 
-#: How long an answer may be, and how its tokens are chosen. Named as the parameters of `AsyncRuntime.generate`; None
-#: leaves the choice to the runtime.
-SAMPLING = (
-    click.option(
-        "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
-    ),
-    click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy."),
-    click.option(
-        "--top-k", type=INT32, help="Keep the K most likely tokens; 0 or -1 keeps all that the bundle considers."
-    ),
-    click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P."),
-    click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random."),
-)
 _DEPLOYMENT = click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Deployment to use.")
 _PROMPT = click.option("--prompt", metavar="TEXT", help="Prompt as text.")
 _CHAT = click.option(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from kiln.runtime.v1.runtime_pb2 import Deployment
 
-from kiln_client.cli.deployment.generate import SAMPLING, usage_line
+from kiln_client.cli.deployment.generate import usage_line
 from kiln_client.cli.local.background import reach_services
 from kiln_client.cli.local.chat import Conversation, answer, converse
 from kiln_client.cli.local.lookup import name_of
@@ -17,6 +17,7 @@ from kiln_client.cli.local.preparation import Preparation, QuickStart, find_here
 from kiln_client.cli.parameters import NamedPath
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_completion
+from kiln_client.cli.sampling import SAMPLING
 from kiln_client.cli.session import Session, add_options, local_command
 from kiln_client.errors import NotFound
 from kiln_client.runtime import AsyncRuntime

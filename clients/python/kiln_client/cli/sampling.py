@@ -1,0 +1,67 @@
+"""Options that say how long an answer may be and how its tokens are chosen, one for each sampling parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import click
+from google.protobuf.descriptor import FieldDescriptor
+from kiln.runtime.v1.generation_pb2 import SamplingParams
+
+from kiln_client.cli.parameters import INT32, UINT64, IntegerList, TokenBias
+from kiln_client.cli.session import Decorator
+
+#: What each parameter does; `kiln status` tells the defaults of a deployment.
+HELP: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "temperature": "Divide the logits by this number; 0 is greedy.",
+        "top_k": "Keep the K most likely tokens; 0 or -1 keeps all that the bundle considers.",
+        "top_p": "Keep the smallest set of tokens whose probability reaches P.",
+        "seed": "Equal seeds give equal tokens. Default: random.",
+        "min_p": "Drop tokens less likely than this share of the most likely one.",
+        "typical_p": "Keep the most typical tokens whose probability reaches P.",
+        "repetition_penalty": "Divide positive logits of tokens of prompt and answer, and multiply negative ones.",
+        "frequency_penalty": "Take this off a token's logit for each time that it was generated.",
+        "presence_penalty": "Take this off a token's logit once it was generated.",
+        "logit_bias": "Add BIAS to the logit of token ID; may be repeated.",
+        "no_repeat_ngram_size": "Exclude tokens that would repeat so many tokens in a row of prompt and answer.",
+        "bad_words": "Tokens in a row that are not generated; may be repeated.",
+        "allowed_token_ids": "Exclude all other tokens.",
+        "forced_token_ids": "The first tokens of the answer.",
+        "min_new_tokens": "Tokens to generate at least, before those that end the answer.",
+    }
+)
+#: Of fields that have a number; the kinds of numbers are those of the API.
+_NUMBERS: Final = {
+    FieldDescriptor.CPPTYPE_FLOAT: click.FLOAT,
+    FieldDescriptor.CPPTYPE_INT32: INT32,
+    FieldDescriptor.CPPTYPE_UINT64: UINT64,
+}
+
+
+def _option_of(name: str) -> Decorator:
+    """Makes the option of a parameter; None leaves the choice to the runtime."""
+    field, flag, help_text = SamplingParams.DESCRIPTOR.fields_by_name[name], name.replace("_", "-"), HELP[name]
+    if not field.is_repeated:
+        return click.option(f"--{flag}", name, type=_NUMBERS[field.cpp_type], help=help_text)
+    if field.message_type is None:
+        return click.option(f"--{flag}", name, type=IntegerList(), help=help_text)
+    is_map = field.message_type.GetOptions().map_entry
+    kind: click.ParamType[Any] = TokenBias() if is_map else IntegerList()
+
+    def gather(_: click.Context, __: click.Parameter, values: tuple[Any, ...]) -> Any:
+        return (dict(values) if is_map else [*values]) if values else None
+
+    single = flag if is_map else flag.removesuffix("s")
+    return click.option(f"--{single}", name, type=kind, multiple=True, callback=gather, help=help_text)
+
+
+#: Named as the parameters of `AsyncRuntime.generate`.
+SAMPLING: Final[tuple[Decorator, ...]] = (
+    click.option(
+        "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
+    ),
+    *map(_option_of, HELP),
+)
