@@ -191,5 +191,17 @@ def test_the_names_of_neuron_lead_here(server: ScriptedServer, model: KilnForSam
     assert model.sample(PROMPT, sequence_length=5, top_k=3).tolist() == [[5, 6, 7, 8, 9]]
     (request,) = server.requests["Generate"]
     assert (request.sampling.temperature, request.sampling.top_k, request.stop.max_new_tokens) == (1.0, 3, 2)
-    with pytest.raises(ValueError, match="start_ids is set"):
-        model.sample(PROMPT, 5, torch.zeros(1))
+
+
+def test_several_outputs_of_padded_prompts_are_drawn(server: ScriptedServer, model: KilnForSampling) -> None:
+    server.script("Generate", answer([8], [9]))
+    model.num_outputs = 2
+    drawn = model.sample(torch.tensor([[0, 5, 6]]), 4, torch.tensor([1]), no_repeat_ngram_size=3)
+    assert drawn.tolist() == [[0, 5, 6, 8], [0, 5, 6, 9]]
+    (request,) = server.requests["Generate"]
+    assert ([*request.token_ids.ids], request.num_sequences, request.sampling.no_repeat_ngram_size) == ([5, 6], 2, 3)
+
+
+def test_what_is_compiled_is_not_compiled_otherwise() -> None:
+    with pytest.raises(ValueError, match="deployment d is compiled"):
+        KilnForSampling.from_pretrained("nowhere", deployment_id="d", amp="bf16")

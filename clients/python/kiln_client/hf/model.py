@@ -116,7 +116,12 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
 
         Raises:
             KilnError: The checkpoint cannot be compiled or loaded, or the deployment is not there.
+            ValueError: `deployment_id` is set, and so is something that says how the checkpoint is compiled.
         """
+        if deployment_id is not None and (neuron_config or optimization_level is not None):
+            raise ValueError(
+                f"deployment {deployment_id} is compiled: neuron_config and optimization_level come too late"
+            )
         if deployment_id is None:
             ready = prepare_deployment(str(model), home, dict(neuron_config or {}), optimization_level)
             model, deployment_id, address = ready.path, ready.deployment_id, ready.address

@@ -76,7 +76,7 @@ def test_what_was_killed_is_started_again(home: Path) -> None:
     first, _ = reach(home)
     compiler = service_pid(home, "compiler")
     os.kill(first.pid, signal.SIGKILL)
-    os.waitpid(first.pid, 0)
+    assert gone(first.pid)
     assert read_record(home) is None
     assert gone(compiler)
     second, told = reach(home)

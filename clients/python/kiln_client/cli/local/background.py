@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,6 +90,8 @@ async def _start(home: Path, model_roots: Sequence[Path]) -> StackRecord:
             cwd=home,  # not where a person works: `python -m` looks for modules in the current directory first
             start_new_session=True,
         )
+    # Reaps them: this process may be a long one, and to others they would seem to run until it ends.
+    threading.Thread(target=process.wait, name="kiln-services", daemon=True).start()
     deadline = time.monotonic() + 2 * READY_TIMEOUT_S
     while time.monotonic() < deadline:
         record = read_record(home)
@@ -116,8 +119,6 @@ async def _count_requests(record: StackRecord) -> int:
 
 
 def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):  # a child of this process, unless another command started it
-        os.waitpid(pid, os.WNOHANG)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
