@@ -42,7 +42,6 @@ WITHOUT_EFFECT = {
     "execution/forkserver": "starts processes",
     "execution/isa.py": "refuses bundles, and makes none",
     "execution/ranks": "runs executables, for the golden check",
-    "execution/sampling_parameters.py": "what requests ask for",
     "execution/shared_memory.py": "runs executables, for the golden check",
     "execution/stall.py": "ends processes that hang",
     "execution/step.py": "runs executables, for the golden check",
