@@ -73,6 +73,11 @@ def choose_sampling(config: NeuronConfig) -> Sampling:
     )
 
 
+def serves_processors(config: NeuronConfig) -> bool:
+    """Whether requests may change logits before tokens are picked."""
+    return choose_sampling(config).mode == "host"
+
+
 def choose_generation_defaults(
     generation_config: Mapping[str, Any], config: NeuronConfig, tokens: Tokens
 ) -> GenerationDefaults | None:
@@ -93,7 +98,7 @@ def choose_generation_defaults(
         samples = reader.boolean("do_sample", default=False)
         if samples:
             chosen |= _read_draw(reader, sampling.global_topk)
-        if sampling.mode == "host":
+        if serves_processors(config):
             chosen |= _read_numbers(reader, (*_ALWAYS, *_SAMPLED) if samples else _ALWAYS)
             chosen["bad_words"] = _read_words(reader, tokens)
     defaults = GenerationDefaults(**chosen)
@@ -102,8 +107,8 @@ def choose_generation_defaults(
 
 def warn_of_unserved_generation(generation_config: Mapping[str, Any], config: NeuronConfig) -> Iterator[str]:
     """Names generation defaults of the checkpoint that requests will not have."""
-    by_host = choose_sampling(config).mode == "host"
-    for name, neutral in (_UNSERVED if by_host else {**_UNSERVED, **_UNSERVED_BY_EXECUTABLES}).items():
+    unserved = _UNSERVED if serves_processors(config) else {**_UNSERVED, **_UNSERVED_BY_EXECUTABLES}
+    for name, neutral in unserved.items():
         if (value := generation_config.get(name)) not in (None, [], neutral):
             yield f"generation_config.{name}: {value} is no default of requests here"
 
