@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pytest
@@ -92,9 +92,11 @@ def answer(*sequences: Sequence[int], ends: bool = True) -> list[Any]:
 
 
 @pytest.fixture
-def model(server: ScriptedServer) -> KilnForSampling:
+def model(server: ScriptedServer) -> Iterator[KilnForSampling]:
     server.script("GetDeployment", GetDeploymentResponse(deployment=Deployment(id="d", capabilities=CAPABILITIES)))
-    return KilnForSampling("d", server.address)
+    model = KilnForSampling("d", server.address)
+    yield model
+    model.close()
 
 
 @pytest.mark.parametrize("name", REFUSED)

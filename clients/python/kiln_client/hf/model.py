@@ -215,6 +215,10 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
         """Names what `generate` hands to `_sample`, as transformers asks it."""
         return {"input_ids": input_ids, "attention_mask": attention_mask, "own_options": own_options}
 
+    def close(self) -> None:
+        """Closes the connection. Running calls raise ClientClosed."""
+        loop_thread.run(self._runtime.close())
+
     @classmethod
     def can_generate(cls) -> bool:
         """Says yes to pipelines."""
