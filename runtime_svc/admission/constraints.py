@@ -41,4 +41,4 @@ def find_unserved_constraint(constraint: Constraint, *, has_text: bool, has_ends
         lacking = "the bundle has no end-of-sequence token"
     else:
         lacking = Need.HOST.value
-    yield FieldViolation("constraint", constraint.kind, f"unset: {lacking}")
+    yield FieldViolation(f"constraint.{constraint.kind}", "set", f"unset: {lacking}")

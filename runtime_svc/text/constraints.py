@@ -172,7 +172,7 @@ def _naming(constraint: Constraint) -> Iterator[None]:
         raise ConstraintLimitExceeded(field, error.limit) from error
     except TextInvalid as error:
         accepted = f"unset: the bundle's tokenizer is of a kind without constraints: {error.detail}"
-        raise FeatureNotServed([FieldViolation("constraint", constraint.kind, accepted)]) from error
+        raise FeatureNotServed([FieldViolation(field, "set", accepted)]) from error
 
 
 def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -14,14 +15,27 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from bundle.errors import FieldViolation, KilnError
 from edge.access.principal import ANONYMOUS, Principal
 from execution.sampling_parameters import PARAMETERS
+from execution.text.constraint import Constraint, Kind
 from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.calls import GenerationCall
+from runtime_svc.admission.constraints import MAX_CHOICES
 from runtime_svc.admission.quotes import quote_value
 from runtime_svc.api.generation import ABORT_CAUSE
 from runtime_svc.api.generation_wire import sampling_from_pb
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
+
+#: What this API calls the kinds of constraints.
+_CONSTRAINTS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "json_schema": "json_schema",
+        "json_object": "json_object",
+        "regex": "regex",
+        "grammar": "grammar",
+        "choice": "choices",
+    }
+)
 
 #: Fields of a request that Kiln reads, or that change nothing because they concern text: answers have token ids only.
 SERVED: Final = frozenset(
@@ -41,13 +55,15 @@ SERVED: Final = frozenset(
         "sampling_params.skip_special_tokens",
         "sampling_params.spaces_between_special_tokens",
         "sampling_params.include_stop_str_in_output",
+        # Constraints always start with the first token.
+        "sampling_params.grammar_from_first_token",
+        *(f"sampling_params.{name}" for name in _CONSTRAINTS),
     }
 )
 
 #: Neutral values of fields that Kiln does not serve: routers send them. A default of proto3 is not even a value.
 NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {
-        "sampling_params.json_object": False,
         "data_parallel_rank": 0,
     }
 )
@@ -63,6 +79,10 @@ _FIELD_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "output.logprobs": "sampling_params.logprobs",
         "num_sequences": "sampling_params.n",
         "sampling.min_new_tokens": "sampling_params.min_tokens",
+        "stop.ignore_eos": "sampling_params.ignore_eos",
+        "constraint.choices.texts": "sampling_params.choice.choices",
+        "constraint.choices": "sampling_params.choice",
+        "constraint.": "sampling_params.",
         "sampling.": "sampling_params.",
     }
 )
@@ -118,6 +138,7 @@ def call_from_pb(
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs if params.HasField("logprobs") else None,
         num_sequences=params.n or 1,
+        constraint=_constraint_from_pb(params),
         adapter=adapter,
     )
 
@@ -231,6 +252,16 @@ def _prompt_from_pb(request: pb.GenerateRequest) -> Prompt:
         is_bare = _BARE_REQUEST_ID.fullmatch(request.request_id) is not None
         return TokenPrompt(tuple(request.tokenized.input_ids), bare=is_bare)
     return TextPrompt(request.text)
+
+
+def _constraint_from_pb(params: pb.SamplingParams) -> Constraint | None:
+    name = params.WhichOneof("constraint")
+    # The API's structural tags are refused before, and `json_object` False is none.
+    if name not in _CONSTRAINTS or getattr(params, name) is False:
+        return None
+    value = getattr(params, name)
+    choices = tuple(islice(value.choices, MAX_CHOICES + 1)) if name == "choice" else ()
+    return Constraint(kind=_CONSTRAINTS[name], text=value if isinstance(value, str) else "", choices=choices)
 
 
 def _rename(name: str) -> str:

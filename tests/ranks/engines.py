@@ -30,6 +30,7 @@ from runtime_svc.engine.request import (
 )
 from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.text.codec import SequenceText
+from runtime_svc.text.constraints import ConstrainedOutput
 from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import FakeLauncher, make_manifest
@@ -120,6 +121,7 @@ class EngineHarness:
         adapter: Adapter | None = None,
         owner: str = "",
         session: str = "",
+        constrained: ConstrainedOutput | None = None,
         caller: str = "caller",
         ttl_s: float = 60.0,
     ) -> OutputStream | MergedStream:
@@ -135,6 +137,7 @@ class EngineHarness:
             stall=stall,
             cache_salt=cache_salt,
             adapter=adapter,
+            constrained=constrained,
             owner=owner,
             session=Session(caller, session, ttl_s, now_s) if session else None,
         )

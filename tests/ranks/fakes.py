@@ -327,8 +327,16 @@ class FakeRanks:
     def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
         noise = 0
         if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
-            noise = int(step.inputs["noise_keys"][2 * row]) % 1000
-        return (sum(tokens) + self._find_bias(step, row) + noise) % VOCAB_SIZE
+            noise = int(step.inputs["rand"][row] * 1000)
+        token = (sum(tokens) + self._find_bias(step, row) + noise) % VOCAB_SIZE
+        masks = [processed.mask for processed in step.processed if processed.row == row]
+        return token if not masks or masks[0] is None else _find_allowed(token, masks[0])
+
+
+def _find_allowed(token: int, mask: bytes) -> int:
+    """The next token from this one on that a constraint allows."""
+    ids = (one % VOCAB_SIZE for one in range(token, token + VOCAB_SIZE))
+    return next(one for one in ids if mask[one // 8] >> (one % 8) & 1)
 
 
 def _logits(tokens: Sequence[int]) -> memoryview[float]:

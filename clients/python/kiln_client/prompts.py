@@ -9,8 +9,10 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 from google.protobuf import json_format
 from kiln.runtime.v1.generation_pb2 import (
     Chat,
+    Choices,
     GenerateRequest,
     InputCapture,
+    OutputConstraint,
     OutputOptions,
     SamplingParams,
     StallPolicy,
@@ -22,6 +24,7 @@ from kiln_client.enums import enum_number
 from kiln_client.errors import InvalidArgument
 from kiln_client.options import check_options
 
+_CONSTRAINTS = [field.name for field in OutputConstraint.DESCRIPTOR.oneofs_by_name["constraint"].fields]
 # What OpenAI's clients call a part that is no text.
 _SAMPLING = SamplingParams.DESCRIPTOR.fields_by_name.keys()
 _MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
@@ -71,6 +74,19 @@ class GenerateOptions(TypedDict, total=False):
     """Excludes all other tokens."""
     forced_token_ids: Sequence[int]
     """The first tokens of the output."""
+    json_schema: Mapping[str, Any] | str
+    """Schema of the JSON that the output is, as a mapping or as text. At most one of this, `json_object`, `regex`,
+    `grammar` and `choices`, and only where the deployment's `constraints` is true."""
+    json_object: bool
+    """The output is a JSON object."""
+    json_whitespace: bool
+    """JSON may have white space where JSON allows it, without bound."""
+    regex: str
+    """Regular expression that the whole output matches."""
+    grammar: str
+    """Context-free grammar of the output, in EBNF or in Lark."""
+    choices: Sequence[str]
+    """The output is one of these texts."""
     num_sequences: int
     """Sequences to generate for the prompt, at most the deployment's `max_num_sequences`. Each has a seed of its own:
     `seed` plus its index. Default 1."""
@@ -186,7 +202,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
     """Makes the request for one generation. An option that is left out stays unset, which is not the same as zero.
 
     Raises:
-        ValueError: `stall_action` is none.
+        ValueError: `stall_action` is none, or there are several constraints.
         TypeError: There is no such option.
     """
     check_options(options, GenerateOptions, "timeout_s")
@@ -208,6 +224,8 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         adapter=options.get("adapter", ""),
         num_sequences=options.get("num_sequences"),
     )
+    if (constraint := _constraint(options)) is not None:
+        request.constraint.CopyFrom(constraint)
     if (steps := options.get("capture_inputs")) is not None:
         request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))
     if (action := options.get("stall_action")) is not None:
@@ -224,3 +242,15 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
     else:
         request.token_ids.CopyFrom(TokenIds(ids=prompt))
     return request
+
+
+def _constraint(options: Mapping[str, Any]) -> OutputConstraint | None:
+    """Makes the constraint that one of the options asks for; None if none does."""
+    given = {name: options[name] for name in _CONSTRAINTS if name in options and options[name] is not False}
+    if len(given) > 1:
+        raise ValueError(f"got {' and '.join(given)}; accepted: one constraint")
+    if "choices" in given:
+        return OutputConstraint(choices=Choices(texts=given["choices"]))
+    if isinstance(schema := given.get("json_schema"), Mapping):
+        given["json_schema"] = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    return OutputConstraint(**given, json_whitespace=options.get("json_whitespace", False)) if given else None

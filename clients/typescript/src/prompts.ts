@@ -9,8 +9,11 @@ import {
   type Chat,
   type ChatMessageSchema,
   ChatSchema,
+  ChoicesSchema,
   type GenerateRequest,
   GenerateRequestSchema,
+  type OutputConstraint,
+  OutputConstraintSchema,
   StallPolicy_ActionSchema,
   StallPolicySchema,
   TokenIdsSchema,
@@ -57,6 +60,14 @@ export interface ChatOptions {
   readonly addGenerationPrompt?: boolean;
 }
 
+/** What an output must match; `jsonWhitespace` lets JSON have white space, without bound. */
+export type Constraint =
+  | { readonly jsonSchema: object | string; readonly jsonWhitespace?: boolean }
+  | { readonly jsonObject: true; readonly jsonWhitespace?: boolean }
+  | { readonly regex: string }
+  | { readonly grammar: string }
+  | { readonly choices: readonly string[] };
+
 /** Options of a generation; what is left out takes the server's default, which its Accepted event reports. */
 export interface GenerateOptions extends CallOptions {
   /** Id for `abort` and logs. Default: chosen by the server. */
@@ -94,6 +105,11 @@ export interface GenerateOptions extends CallOptions {
   readonly allowedTokenIds?: readonly number[];
   /** The first tokens of the output. */
   readonly forcedTokenIds?: readonly number[];
+  /**
+   * What the output must match: JSON of a schema, any JSON object, a regular expression, a grammar in EBNF or Lark, or
+   * one of some texts. Only where the deployment's `constraints` is true.
+   */
+  readonly constraint?: Constraint;
   /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
   readonly seed?: number | bigint;
   /**
@@ -168,8 +184,28 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       ignoreEos: options.ignoreEos,
     },
     output: { logprobs: options.logprobs, logits: options.logits },
+    constraint: options.constraint && constraintOf(options.constraint),
     stallPolicy: stallPolicyOf(options),
   });
+}
+
+function constraintOf(constraint: Constraint): OutputConstraint {
+  const jsonWhitespace = "jsonWhitespace" in constraint && constraint.jsonWhitespace;
+  if ("jsonSchema" in constraint) {
+    const value = jsonOf(constraint.jsonSchema);
+    return create(OutputConstraintSchema, { constraint: { case: "jsonSchema", value }, jsonWhitespace });
+  }
+  if ("choices" in constraint) {
+    const value = create(ChoicesSchema, { texts: [...constraint.choices] });
+    return create(OutputConstraintSchema, { constraint: { case: "choices", value } });
+  }
+  if ("regex" in constraint) {
+    return create(OutputConstraintSchema, { constraint: { case: "regex", value: constraint.regex } });
+  }
+  if ("grammar" in constraint) {
+    return create(OutputConstraintSchema, { constraint: { case: "grammar", value: constraint.grammar } });
+  }
+  return create(OutputConstraintSchema, { constraint: { case: "jsonObject", value: true }, jsonWhitespace });
 }
 
 function stallPolicyOf({ stallAction, stallTimeoutMs }: GenerateOptions): GenerateRequest["stallPolicy"] {

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
@@ -18,7 +19,7 @@ from bundle.manifest import Serving
 from execution.sampling_parameters import PARAMETERS, Need
 from runtime_svc.admission import calls
 from runtime_svc.admission.capabilities import MAX_LOGITS_BYTES
-from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.bundles.manifests import DYNAMIC, DYNAMIC_FLAGS
 from tests.hang_guard import until
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens
 from tests.servers.refusals import refused
@@ -36,6 +37,7 @@ BUNDLES: Final[dict[str, dict[str, Any]]] = {
     "blocks": {**BLOCKS, "serving": Serving()},
     "caching": {**BLOCKS, "serving": Serving(prefix_caching=True)},
     "greedy": {"sampling": GREEDY, "flags": ("tokens",)},
+    "host": {"sampling": msgspec.structs.replace(DYNAMIC, mode="host")},
     "no-tokenizer": {"tokenizer": None},
     "no-template": {"chat_template": None},
     "templates": {"chat_template": None, "chat_templates": {"rag": "a", "tool_use": "b"}},
@@ -98,6 +100,7 @@ PREFIXES = {"prefix_cache": runtime_pb2.PrefixCacheScope()}
 #: Field 9, a message: a scope of a later API.
 LATER_SCOPE = runtime_pb2.ResetKVCacheRequest.FromString(b"J\0")
 TOO_LARGE = pb.TokenIds(ids=[5, VOCAB_SIZE])
+JSON = pb.OutputConstraint(json_object=True)
 Part = pb.ContentPart
 IMAGE = Part(image=pb.Media(url="http://x"))
 LIST_CALL = pb.ToolCall(name="f", arguments_json="[]")
@@ -188,6 +191,34 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
             {"chat.chat_template": f"{got}; accepted: one of rag, tool"},
         )
         for chat, got in ((UNKNOWN, "got 'unknown'"), (CHAT, "got none, and the bundle has no default"))
+    ),
+    # Constraints.
+    ("host", ask(constraint=pb.OutputConstraint()), INVALID, {"constraint.choices.texts": "got 0 texts"}),
+    ("host", ask(constraint=pb.OutputConstraint(regex="")), INVALID, {"constraint.regex": "at least one character"}),
+    ("host", ask(constraint=pb.OutputConstraint(regex="a(")), INVALID, {"constraint.regex": "unclosed group"}),
+    ("host", ask(constraint=pb.OutputConstraint(json_schema="{")), INVALID, {"constraint.json_schema": "'{'"}),
+    (
+        "host",
+        ask(constraint=pb.OutputConstraint(grammar="x" * 300_000)),
+        INVALID,
+        {"constraint.grammar": "got 300000 characters; accepted: at most 262144"},
+    ),
+    (
+        "host",
+        ask(
+            constraint=JSON,
+            stop=pb.StopConditions(ignore_eos=True),
+            sampling=pb.SamplingParams(forced_token_ids=[5]),
+        ),
+        INVALID,
+        {"stop.ignore_eos": "beside constraint", "sampling.forced_token_ids": "beside constraint"},
+    ),
+    ("d", ask(constraint=JSON), UNSERVED, {"constraint.json_object": "on_device_sampling_config"}),
+    (
+        "no-tokenizer",
+        ask(token_ids=pb.TokenIds(ids=[5]), constraint=JSON),
+        UNSERVED,
+        {"constraint.json_object": "the bundle has no tokenizer"},
     ),
     ("wide", ask(output=pb.OutputOptions(logits=True)), UNSERVED, {"output.logits": "exceed a message"}),
     (

@@ -49,6 +49,19 @@ def test_every_sampling_parameter_is_an_option() -> None:
     assert list(values.values()) == [0.5, 4, 0.5, 7, 0.25, 1, -1, 1.5, 0.75, 3, 2, [5, 6], [6]]
 
 
+def test_one_constraint_is_sent() -> None:
+    assert not generate_request("demo", "Once", json_object=False).HasField("constraint")
+    schema = generate_request("demo", "Once", json_schema={"type": "object"}, json_whitespace=True).constraint
+    assert (schema.json_schema, schema.json_whitespace) == ('{"type": "object"}', True)
+    assert generate_request("demo", "Once", json_schema="{}").constraint.json_schema == "{}"
+    assert generate_request("demo", "Once", json_object=True).constraint.json_object
+    assert generate_request("demo", "Once", regex="a+").constraint.regex == "a+"
+    assert generate_request("demo", "Once", grammar="start: A").constraint.grammar == "start: A"
+    assert generate_request("demo", "Once", choices=["a", "b"]).constraint.choices.texts == ["a", "b"]
+    with pytest.raises(ValueError, match="got json_schema and regex; accepted: one constraint"):
+        generate_request("demo", "Once", json_schema="{}", regex="a")
+
+
 def test_stall_policy() -> None:
     assert not generate_request("demo", "Once").HasField("stall_policy")
     policy = generate_request("demo", "Once", stall_action="pause", stall_timeout_s=1.5).stall_policy

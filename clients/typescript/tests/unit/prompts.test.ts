@@ -105,3 +105,21 @@ it("keeps every bit of a seed", () => {
     );
   }
 });
+
+it("sends what the output must match", () => {
+  assert.equal(sent("hi").constraint, undefined);
+  const schema = { type: "object" };
+  const json = sent("hi", { constraint: { jsonSchema: schema, jsonWhitespace: true } }).constraint;
+  assert.deepEqual(json?.constraint, { case: "jsonSchema", value: JSON.stringify(schema) });
+  assert.equal(json?.jsonWhitespace, true);
+  const kinds: [NonNullable<GenerateOptions["constraint"]>, string, unknown][] = [
+    [{ jsonObject: true }, "jsonObject", true],
+    [{ regex: "a+" }, "regex", "a+"],
+    [{ grammar: "start: NAME" }, "grammar", "start: NAME"],
+  ];
+  for (const [constraint, kind, value] of kinds) {
+    assert.deepEqual(sent("hi", { constraint }).constraint?.constraint, { case: kind, value });
+  }
+  const choices = sent("hi", { constraint: { choices: ["a", "b"] } }).constraint?.constraint;
+  assert.deepEqual(choices?.case === "choices" && choices.value.texts, ["a", "b"]);
+});

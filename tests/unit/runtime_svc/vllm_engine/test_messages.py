@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
+from execution.text.constraint import Constraint
 from execution.text.prompt import TextPrompt, TokenPrompt
 from runtime_svc.admission.calls import check_call
 from runtime_svc.admission.capabilities import Capabilities
@@ -73,14 +74,14 @@ def test_a_neutral_value_is_as_good_as_none(path: str) -> None:
 
 def test_every_field_that_is_not_served_is_named_at_once() -> None:
     request = with_field("sampling_params.truncate_prompt_tokens", value=2)
-    request.sampling_params.grammar_from_first_token = True
-    request.sampling_params.regex = "a+"
+    request.sampling_params.prompt_logprobs = 1
+    request.sampling_params.structural_tag = "{}"
     with pytest.raises(FeatureNotServed) as caught:
         check_served(request)
     assert {one.field: (one.value, one.accepted) for one in caught.value.violations} == {
         "sampling_params.truncate_prompt_tokens": ("2", "unset: this server does not serve it"),
-        "sampling_params.grammar_from_first_token": ("true", "unset: this server does not serve it"),
-        "sampling_params.regex": ("set", "unset: this server does not serve it"),
+        "sampling_params.prompt_logprobs": ("1", "unset: this server does not serve it"),
+        "sampling_params.structural_tag": ("set", "unset: this server does not serve it"),
     }
 
 
@@ -176,3 +177,36 @@ def test_a_prompt_that_is_too_long_is_named_too() -> None:
     assert isinstance(renamed, PromptTooLong)
     assert renamed.violations[0].field == renamed.metadata["field"] == "tokenized.input_ids"
     assert str(renamed.violations[0]) == "tokenized.input_ids: got 9 tokens; accepted: at most 8 tokens"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("json_schema", "{}", Constraint(kind="json_schema", text="{}")),
+        ("json_object", True, Constraint(kind="json_object")),
+        ("json_object", False, None),
+        ("regex", "a+", Constraint(kind="regex", text="a+")),
+        ("grammar", "start: A", Constraint(kind="grammar", text="start: A")),
+        ("choice", pb.ChoiceConstraint(choices=["a", "b"]), Constraint(kind="choices", choices=("a", "b"))),
+    ],
+)
+def test_constraints_arrive(field: str, value: Any, expected: Constraint | None) -> None:
+    params = pb.SamplingParams(grammar_from_first_token=True, **{field: value})
+    request = pb.GenerateRequest(tokenized=PROMPT, sampling_params=params)
+    check_served(request)
+    assert call_from_pb(request, request_id="r").constraint == expected
+
+
+def test_constraints_are_refused_under_the_names_of_this_api() -> None:
+    choice = pb.ChoiceConstraint(choices=[])
+    for params, field in (
+        (pb.SamplingParams(regex=""), "sampling_params.regex"),
+        (pb.SamplingParams(choice=choice), "sampling_params.choice.choices"),
+        (pb.SamplingParams(json_object=True, ignore_eos=True), "sampling_params.ignore_eos"),
+    ):
+        call = call_from_pb(pb.GenerateRequest(tokenized=PROMPT, sampling_params=params), request_id="r")
+        with pytest.raises(RequestInvalid) as caught:
+            check_call(call, Capabilities.from_manifest(make_manifest()))
+        renamed = rename_fields(caught.value)
+        assert isinstance(renamed, RequestInvalid)
+        assert renamed.violations[0].field == field

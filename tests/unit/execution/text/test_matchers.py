@@ -1,0 +1,153 @@
+"""Grammars, and the tokens that they let come next, of the shipped model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from functools import cache
+
+import jsonschema
+import numpy as np
+import pytest
+
+from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
+from execution.text.matchers import ConstraintRefused, Matchers
+from execution.text.tokenizer import Tokenizer
+from tests.constraints.schemas import CHOSEN, Case, generate
+from tests.repository import ROOT
+
+TOKENIZER = Tokenizer(ROOT / "examples/models/kiln-tiny/tokenizer.json")
+VOCAB_SIZE, EOS = 2048, (2, 3)
+
+
+@cache
+def matchers() -> Matchers:
+    return Matchers(TOKENIZER, VOCAB_SIZE, EOS)
+
+
+def allowed(mask: bytes) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return np.flatnonzero(bits[:VOCAB_SIZE]).tolist()
+
+
+def follow(number: int, start: int, tokens: list[int], constraint: Constraint | None = None) -> NextTokens:
+    """What may come next; waits for the grammar."""
+    while (found := matchers().follow(ConstrainedSequence(number, start, tokens, constraint))).state == "BUILDING":
+        pass
+    return found
+
+
+def write(constraint: Constraint, seed: int, max_tokens: int) -> tuple[str, bool]:
+    """Draws one allowed token after the other; returns the text, and whether it has ended."""
+    drawn, tokens = random.Random(seed), list[int]()
+    found = follow(seed, 0, [], constraint)
+    for _ in range(max_tokens):
+        assert found.state == "KNOWN", found
+        token = drawn.choice(allowed(found.mask))
+        if token in EOS:
+            return TOKENIZER.decode(tokens, skip_special_tokens=False), True
+        tokens.append(token)
+        found = follow(seed, len(tokens) - 1, [token])
+    return TOKENIZER.decode(tokens, skip_special_tokens=False), False
+
+
+def count_ends(cases: list[Case]) -> int:
+    """How many values end within eight times the shortest one's tokens; checks all that do."""
+    num_ended = 0
+    for seed, case in enumerate(cases):
+        shortest = TOKENIZER.encode(case.shortest_text, add_special_tokens=False)
+        jsonschema.validate(case.shortest, case.schema)
+        text, has_ended = write(Constraint(kind="json_schema", text=case.text), seed, 8 * (len(shortest) + 1))
+        if has_ended:
+            jsonschema.validate(json.loads(text), case.schema)
+        num_ended += has_ended
+    matchers().forget(range(len(cases)))
+    return num_ended
+
+
+def test_chosen_schemas_give_values() -> None:
+    assert len(CHOSEN) == 50
+    assert count_ends(CHOSEN) >= 0.95 * len(CHOSEN)
+
+
+def test_generated_schemas_give_values() -> None:
+    assert count_ends(list(generate(200, seed=31))) >= 190
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.text[:40])
+def test_the_shortest_value_is_let_through(case: Case) -> None:
+    tokens = TOKENIZER.encode(case.shortest_text, add_special_tokens=False)
+    found = follow(-1, 0, [], Constraint(kind="json_schema", text=case.text))
+    for index, token in enumerate(tokens):
+        assert token in allowed(found.mask), (case, tokens[:index])
+        found = follow(-1, index, [token])
+    assert EOS[0] in allowed(found.mask)
+    matchers().forget([-1])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (Constraint(kind="regex", text="(yes|no){1,2}"), "(yes|no){1,2}"),
+        (Constraint(kind="choices", choices=("yes", "no", 'a "quote"', "new\nline/\\", "né")), None),
+        (Constraint(kind="grammar", text='start: "a" item+\nitem: "b" | "c"'), "a[bc]+"),
+        (Constraint(kind="grammar", text='root ::= "a" item+\nitem ::= "b" | "c"'), "a[bc]+"),
+    ],
+    ids=["regex", "choices", "lark", "ebnf"],
+)
+def test_other_kinds_are_kept(constraint: Constraint, expected: str | None) -> None:
+    for seed in range(20):
+        text, has_ended = write(constraint, 1000 + seed, 60)
+        assert has_ended
+        assert text in constraint.choices if expected is None else re.fullmatch(expected, text)
+
+
+def test_json_has_white_space_only_if_it_may() -> None:
+    tight, loose = (Constraint(kind="json_object", json_whitespace=is_loose) for is_loose in (False, True))
+    brace = TOKENIZER.encode("{", add_special_tokens=False)
+    space = TOKENIZER.encode(" ", add_special_tokens=False)[0]
+    assert follow(2000, 0, brace, tight).state == "KNOWN"
+    assert space not in allowed(follow(2001, 0, brace, tight).mask)
+    assert space in allowed(follow(2002, 0, brace, loose).mask)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (Constraint(kind="json_schema", text="{"), "Expecting property name"),
+        (Constraint(kind="json_schema", text="[1]"), "a schema is an object"),
+        (Constraint(kind="json_schema", text="false"), "no value matches false"),
+        (Constraint(kind="json_schema", text='{"minimum": 5, "maximum": 3, "type": "integer"}'), "Unsatisfiable"),
+        (Constraint(kind="json_schema", text='{"not": {}, "x-guidance": {"lenient": true}}'), "not"),
+        (Constraint(kind="json_schema", text='{"oneOf": [{"type": "integer"}, {"type": "number"}]}'), "oneOf"),
+        (Constraint(kind="json_schema", text="[" * 5000), "recursion"),
+        (Constraint(kind="regex", text="a(("), "unclosed group"),
+        (Constraint(kind="regex", text="(?=a)a"), "look-around"),
+        (Constraint(kind="regex", text=r"[^\s\S]"), "no text matches"),
+        (Constraint(kind="grammar", text="start: other"), "unknown name"),
+        (Constraint(kind="grammar", text="root ::= other"), "other"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(constraint: Constraint, reason: str) -> None:
+    with pytest.raises(ConstraintRefused, match=reason):
+        matchers().compile(constraint)
+
+
+def test_a_sequence_is_followed_from_its_first_token_on() -> None:
+    constraint = Constraint(kind="regex", text="ab*")
+    assert follow(3000, 1, [5]).state == "UNKNOWN"
+    a, b = (TOKENIZER.encode(letter, add_special_tokens=False) for letter in "ab")
+    mask = follow(3000, 0, [*a, *b], constraint).mask
+    assert follow(3000, 1, b).state == "UNKNOWN", "tokens are missing between those that it has and these"
+    assert follow(3001, 0, [*a, *b], constraint).mask == mask
+    assert follow(3001, 2, a).state == "FAILED"
+    matchers().forget([3001])
+    assert follow(3001, 3, []).state == "UNKNOWN"
+
+
+def test_a_vocabulary_of_another_size_than_the_models_has_masks_of_the_models() -> None:
+    constraint = Constraint(kind="regex", text=".{3}")
+    for vocab_size, num_words in ((1000, 32), (2100, 66)):
+        other = Matchers(TOKENIZER, vocab_size, EOS)
+        assert len(other.compile(constraint)) == 4 * num_words

@@ -1,0 +1,145 @@
+"""The mask of a row is that of its sequence's next token, whatever computes it; and no one waits for another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from bundle.errors import KilnError
+from bundle.manifest import Serving
+from execution.text.constraint import Constraint
+from execution.text.errors import TextProcessLost
+from runtime_svc.engine.config import ChunkLimits, EngineConfig
+from runtime_svc.engine.request import FinishReason
+from runtime_svc.text.constraints import ConstrainedOutput
+from tests.bundles.manifests import DYNAMIC
+from tests.ranks.engines import BLOCKS, EngineHarness, StartEngine, collect, is_async, start_engine, tokens_of
+from tests.ranks.fakes import VOCAB_SIZE, expected_tokens
+
+__all__ = ["is_async", "start_engine"]
+
+HOST: dict[str, Any] = BLOCKS | {"sampling": msgspec.structs.replace(DYNAMIC, mode="host")}
+CONSTRAINT = Constraint(kind="regex", text="whatever the masks say")
+LOST = TextProcessLost("finding masks", "a test says so")
+
+
+def mask_of(number: int, index: int) -> bytes:
+    """Allows one token, another at each index of each sequence."""
+    token = tokens_of_sequence(number, index + 1)[-1]
+    return bytes(1 << token % 8 if at == token // 8 else 0 for at in range(4 * -(-VOCAB_SIZE // 32)))
+
+
+def tokens_of_sequence(number: int, count: int) -> list[int]:
+    return [(5 + 100 * number + 3 * index) % VOCAB_SIZE for index in range(count)]
+
+
+def constrain(number: int) -> ConstrainedOutput:
+    return ConstrainedOutput(CONSTRAINT, number, mask_of(number, 0))
+
+
+class Follower:
+    """Knows the masks, but for those of sequences that are late, which it finds at the second call, or never."""
+
+    def __init__(self, harness: EngineHarness) -> None:
+        self.late: set[int] = set()
+        self.stuck: set[int] = set()
+        self.failing: dict[int, KilnError] = {}
+        self.ended: list[int] = []
+        constraints = harness.engine.requests.constraints
+        constraints.follow = self.follow
+        constraints.on_end = lambda output: self.ended.append(output.number)
+
+    async def follow(self, outputs: Sequence[tuple[ConstrainedOutput, Sequence[int]]]) -> list[KilnError | None]:
+        await asyncio.sleep(0)
+        for output, tokens in outputs:
+            assert output.mask is None, "it was asked for"
+            if output.number in self.late:
+                self.late.discard(output.number)
+            elif output.number not in self.stuck:
+                output.mask = mask_of(output.number, len(tokens))
+        return [self.failing.get(output.number) for output, _ in outputs]
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        (HOST, ChunkLimits()),
+        (HOST, ChunkLimits(max_tokens=4)),
+        (HOST | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
+        (HOST | {"num_blocks": 20, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
+    ],
+    ids=["whole", "chunked", "preempted", "cached"],
+)
+async def test_masks_are_those_of_the_next_token(
+    start_engine: StartEngine, options: dict[str, Any], chunks: ChunkLimits
+) -> None:
+    harness = await start_engine(EngineConfig(chunks=chunks), **options)
+    follower = Follower(harness)
+    prompts = [[number + 5] * 13 for number in range(4)]
+    streams = [harness.submit(one, max_new_tokens=30, constrained=constrain(at)) for at, one in enumerate(prompts[:3])]
+    streams.append(harness.submit(prompts[3], max_new_tokens=30))
+    answers = [tokens_of(events) for events in await asyncio.gather(*map(collect, streams))]
+    assert answers == [*(tokens_of_sequence(at, 30) for at in range(3)), expected_tokens(prompts[3], 30)]
+    assert bool(harness.engine.scheduler.statistics.preemptions) == ("num_slots" in options)
+    assert sorted(follower.ended) == [0, 1, 2]
+
+
+async def test_a_session_goes_on_with_a_constraint(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    Follower(harness)
+    first = await collect(harness.submit([5, 6, 7], max_new_tokens=6, session="s", constrained=constrain(0)))
+    prompt = [5, 6, 7, *tokens_of(first), 11]
+    second = await collect(harness.submit(prompt, max_new_tokens=4, session="s", constrained=constrain(1)))
+    assert harness.engine.scheduler.statistics.session_tokens
+    assert (tokens_of(first), tokens_of(second)) == (tokens_of_sequence(0, 6), tokens_of_sequence(1, 4))
+
+
+async def test_a_row_whose_mask_is_late_holds_up_no_other(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    follower = Follower(harness)
+    follower.stuck.add(0)
+    stuck = asyncio.create_task(collect(harness.submit([5, 6], max_new_tokens=8, constrained=constrain(0))))
+    others = [
+        harness.submit([7, 8], max_new_tokens=20),
+        harness.submit([9], max_new_tokens=20, constrained=constrain(1)),
+    ]
+    plain, constrained = [tokens_of(events) for events in await asyncio.gather(*map(collect, others))]
+    assert (plain, constrained) == (expected_tokens([7, 8], 20), tokens_of_sequence(1, 20))
+    assert not stuck.done()
+    follower.stuck.clear()
+    assert tokens_of(await stuck) == tokens_of_sequence(0, 8)
+
+
+async def test_a_mask_that_takes_longer_is_asked_for_again(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    Follower(harness).late.add(0)
+    assert tokens_of(
+        await collect(harness.submit([5], max_new_tokens=5, constrained=constrain(0)))
+    ) == tokens_of_sequence(0, 5)
+
+
+async def test_a_sequence_whose_masks_cannot_be_found_ends_alone(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    Follower(harness).failing[0] = LOST
+    streams = [harness.submit([5], max_new_tokens=5, constrained=constrain(number)) for number in range(2)]
+    failed, fine = await asyncio.gather(*map(collect, streams))
+    assert failed[-1].payload.finish.reason is FinishReason.ERROR
+    assert failed[-1].payload.finish.error is LOST
+    assert tokens_of(failed) == tokens_of_sequence(0, 1)
+    assert tokens_of(fine) == tokens_of_sequence(1, 5)
+
+
+async def test_tokens_that_end_are_allowed_with_the_mask_alone(start_engine: StartEngine) -> None:
+    """Rows without a constraint are called ahead again once none with one runs."""
+    harness = await start_engine(**HOST)
+    follower = Follower(harness)
+    stopping = tokens_of_sequence(0, 3)[-1]
+    events = await collect(harness.submit([5], constrained=constrain(0), stop_token_ids=(stopping,)))
+    assert tokens_of(events) == tokens_of_sequence(0, 3)
+    assert events[-1].payload.finish.reason is FinishReason.STOP_TOKEN
+    assert follower.ended == [0]
+    assert not harness.engine.requests.constraints.running
