@@ -1,14 +1,17 @@
-"""Validates the constraint of a Generate call, as far as nothing need be compiled for it."""
+"""Validates the constraint of a Generate call, and names its field in the errors of those that compile it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
-from bundle.errors import FieldViolation
+from bundle.errors import FieldViolation, KilnError
 from execution.sampling_parameters import Need
 from execution.text.constraint import Constraint
+from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
 from runtime_svc.admission.quotes import quote_value
+from runtime_svc.errors import ConstraintLimitExceeded, FeatureNotServed, RequestInvalid
 
 #: Characters of a constraint. What takes long to compile may be much shorter.
 MAX_CONSTRAINT_CHARS: Final = 256 << 10
@@ -42,3 +45,27 @@ def find_unserved_constraint(constraint: Constraint, *, has_text: bool, has_ends
     else:
         lacking = Need.HOST.value
     yield FieldViolation(f"constraint.{constraint.kind}", "set", f"unset: {lacking}")
+
+
+@contextmanager
+def naming_constraint(constraint: Constraint | None) -> Iterator[None]:
+    """Turns errors of the process that compiles in the block into errors of a call's field."""
+    try:
+        yield
+    except (TextRefused, TextLimitExceeded, TextInvalid) as error:
+        assert constraint is not None, "it is compiled"
+        raise _name_field(error, constraint) from error
+
+
+def _name_field(error: TextRefused | TextLimitExceeded | TextInvalid, constraint: Constraint) -> KilnError:
+    field = f"constraint.{constraint.kind}"
+    match error:
+        case TextRefused():
+            given = quote_value(constraint.text or ", ".join(constraint.choices))
+            accepted = f"a constraint that can be kept: {error.detail}"
+            return RequestInvalid([FieldViolation(field, given, accepted, quotes_text=True)])
+        case TextLimitExceeded():
+            return ConstraintLimitExceeded(field, error.limit)
+        case TextInvalid():
+            accepted = f"unset: the bundle's tokenizer is of a kind without constraints: {error.detail}"
+            return FeatureNotServed([FieldViolation(field, "set", accepted)])

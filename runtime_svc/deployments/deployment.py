@@ -24,6 +24,7 @@ from runtime_svc.admission.calls import (
     prompt_field,
 )
 from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.admission.constraints import naming_constraint
 from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.bundles.source import ResolvedBundle
@@ -311,7 +312,8 @@ class Deployment:
         await serving.workers.run_if_large(size, check_call, call, capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
-        mask = await serving.text.compile(call.constraint)
+        with naming_constraint(call.constraint):
+            mask = await serving.text.compile(call.constraint)
         token_ids = await self._encode(call.prompt)
         requests = admit(call, token_ids, capabilities, now_s=now_s)
         await serving.open_adapter(call.caller, call.adapter)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from bundle.errors import KilnError
 from edge.supervision import begin_task
 from runtime_svc.engine.request import Finish, FinishReason, Request
-from runtime_svc.text.constraints import ConstrainedOutput
 
-#: Outputs with the tokens of their sequences -> the error of each, or None; see `ConstraintProcesses.follow`.
-Follow = Callable[[Sequence[tuple[ConstrainedOutput, Sequence[int]]]], Awaitable[list[KilnError | None]]]
+#: Allowed tokens, with all tokens of their sequences -> for each the error that ends it; None if the mask has been
+#: found, or is to be asked for again.
+Follow = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
 
 #: How long a step waits for masks. Requests whose masks take longer miss it, so that they hold up no others.
 PATIENCE_S: Final = 0.003
@@ -27,7 +27,7 @@ class ConstrainedRequests:
         """Calls `wake` when masks have come, and `end` for a sequence whose masks cannot be found."""
         #: Finds masks, and hears of outputs that have ended. A deployment that serves constraints sets both.
         self.follow: Follow | None = None
-        self.on_end: Callable[[ConstrainedOutput], None] = lambda _: None
+        self.on_end: Callable[[Any], None] = lambda _: None
         self._wake = wake
         self._end = end
         #: Those that have not ended.

@@ -7,12 +7,11 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bundle.errors import KilnError
 from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.capture import InputCapture
-from runtime_svc.text.constraints import ConstrainedOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +175,16 @@ class Session:
         return self.last_used_s + self.ttl_s if self.user is None else None
 
 
+class AllowedTokens(Protocol):
+    """The tokens that the constraint of a sequence allows.
+
+    Attributes:
+        mask: Those that may come next, as `text.constraint.NextTokens` has them; None while that is being found out.
+    """
+
+    mask: bytes | None
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """One sequence on its way; a call that wants several has a request for each.
@@ -211,7 +220,7 @@ class Request:
     #: The session that it continues, if the client names one.
     session: Session | None = None
     #: What its text must match, if it must; it stands still while its next mask is being found.
-    constrained: ConstrainedOutput | None = None
+    constrained: AllowedTokens | None = None
     #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)

@@ -105,7 +105,7 @@ class TextCodec:
         return unpack_ids(answer.token_ids)
 
     async def compile(self, constraint: Constraint | None) -> bytes | None:
-        """Returns the mask of the first token; None without a constraint. Errors are those of a Generate call."""
+        """Returns the mask of the first token; None without a constraint."""
         if constraint is None:
             return None
         assert self.constraints is not None, "there is a tokenizer"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -13,14 +12,12 @@ from typing import Final
 
 import msgspec
 
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import KilnError
 from execution.forkserver.client import ForkserverClient
 from execution.text.constraint import ConstrainedSequence, Constraint
 from execution.text.control import CompileConstraint, Compiled, Follow, Followed, Load
-from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
 from execution.text.handle import TextLimits, TextProcess
-from runtime_svc.admission.quotes import quote_value
-from runtime_svc.errors import ConstraintLimitExceeded, FeatureNotServed, RequestInvalid
+from runtime_svc.errors import ConstraintLimitExceeded
 from runtime_svc.text.text_queue import TextQueue
 
 #: Constraints whose first mask is remembered.
@@ -71,25 +68,22 @@ class ConstraintProcesses:
         """Returns the mask of the first token.
 
         Raises:
-            RequestInvalid: The constraint is malformed, no text matches it, or it cannot be kept exactly.
-            ConstraintLimitExceeded: To compile it takes more time or memory than it may.
-            FeatureNotServed: The tokenizer is of a kind that cannot be followed.
+            TextRefused: The constraint is malformed, no text matches it, or it cannot be kept exactly.
+            TextLimitExceeded: To compile it takes more time or memory than it may.
+            TextInvalid: The tokenizer is of a kind that cannot be followed.
         """
         found = self._compiled.get(constraint)
         if found is None:
-            with _naming(constraint):
-                found = self._compiled[constraint] = await self._compile(constraint)
+            # It will be needed soon, and takes a while.
+            self._follower.start()
+            queue = await self._compiler.get()
+            call = CompileConstraint(constraint=constraint)
+            found = (await queue.run(constraint.size, call, Compiled, _COMPILING)).mask
+            self._compiled[constraint] = found
         self._compiled.move_to_end(constraint)
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
         return found
-
-    async def _compile(self, constraint: Constraint) -> bytes:
-        # It will be needed soon, and takes a while.
-        self._follower.start()
-        queue = await self._compiler.get()
-        call = CompileConstraint(constraint=constraint)
-        return (await queue.run(constraint.size, call, Compiled, _COMPILING)).mask
 
     def begin(self, constraint: Constraint, mask: bytes) -> ConstrainedOutput:
         """Makes the output of a new sequence with a constraint that has been compiled to `mask`."""
@@ -156,23 +150,6 @@ class _LateQueue:
             await asyncio.wait([self._opening])
         if not self._opening.cancelled() and self._opening.exception() is None:
             await self._opening.result().close()
-
-
-@contextmanager
-def _naming(constraint: Constraint) -> Iterator[None]:
-    """Turns errors of the process that compiles in the block into errors of a call's field."""
-    field = f"constraint.{constraint.kind}"
-    try:
-        yield
-    except TextRefused as error:
-        given = quote_value(constraint.text or ", ".join(constraint.choices))
-        accepted = f"a constraint that can be kept: {error.detail}"
-        raise RequestInvalid([FieldViolation(field, given, accepted, quotes_text=True)]) from error
-    except TextLimitExceeded as error:
-        raise ConstraintLimitExceeded(field, error.limit) from error
-    except TextInvalid as error:
-        accepted = f"unset: the bundle's tokenizer is of a kind without constraints: {error.detail}"
-        raise FeatureNotServed([FieldViolation(field, "set", accepted)]) from error
 
 
 def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:

@@ -19,10 +19,10 @@ forced_token_ids, min_p or typical_p run the second half; those that count token
 scheduling of the steps that they are in.
 
 They come in the order of transformers: logit_bias, repetition_penalty, frequency_penalty with presence_penalty,
-no_repeat_ngram_size, bad_words, min_new_tokens, allowed_token_ids, forced_token_ids, temperature, top_k, top_p, min_p,
-typical_p. All up to forced_token_ids change greedy tokens, too. Where exclusions would leave no token, only
-allowed_token_ids excludes. Log probabilities and logits are reported as the model gives them, before all of it.
-transformers' epsilon_cutoff and eta_cutoff have no field.
+no_repeat_ngram_size, bad_words, min_new_tokens, allowed_token_ids, a constraint, forced_token_ids, temperature, top_k,
+top_p, min_p, typical_p. All up to forced_token_ids change greedy tokens, too. Where exclusions would leave no token,
+only allowed_token_ids and the constraint exclude, or the constraint alone. Log probabilities and logits are reported as
+the model gives them, before all of it. transformers' epsilon_cutoff and eta_cutoff have no field.
 
 Of what is left, the token is drawn whose log probability plus noise is the largest. Noise is a function of the seed,
 the token's position in its sequence, prompt included, and its id: so the draw is the same on the host and on devices,

@@ -1,4 +1,4 @@
-"""JSON schemas with the shortest value of each: fifty that somebody chose, and as many generated ones as are wanted."""
+"""JSON schemas with the shortest value of each: fifty chosen ones, and as many drawn ones as a test wants."""
 
 from __future__ import annotations
 

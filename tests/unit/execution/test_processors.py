@@ -196,6 +196,24 @@ def test_a_token_is_left_whatever_is_excluded() -> None:
     assert processors.process(logits, row).argmax() == 1
 
 
+@pytest.mark.parametrize("vocab_size", [5, 32, 33, 100])
+def test_a_constraint_rules(vocab_size: int) -> None:
+    """Where the other exclusions leave nothing of it, it excludes alone."""
+    allowed = (1, 4) if vocab_size < 32 else (1, 31, vocab_size - 1)
+    mask = sum(1 << token for token in set(allowed)).to_bytes(4 * -(-vocab_size // 32), "little")
+    logits = torch.arange(vocab_size).float()
+    for asked, expected in (
+        (SamplingParams(), allowed),
+        (SamplingParams(allowed_token_ids=(0, 1)), (1,)),
+        (SamplingParams(allowed_token_ids=(0, 2)), allowed),
+        (SamplingParams(bad_words=tuple((one,) for one in allowed)), allowed),
+        (SamplingParams(bad_words=tuple((one,) for one in allowed[1:])), allowed[:1]),
+    ):
+        left = processors.process(logits, ProcessedRow(0, asked, b"", b"", mask=mask))
+        assert (left > float("-inf")).nonzero()[:, 0].tolist() == sorted(set(expected))
+        assert torch.equal(left[left > float("-inf")], logits[left > float("-inf")])
+
+
 def test_rows_that_are_no_numbers_stay_invalid() -> None:
     logits = torch.zeros(3, VOCAB_SIZE)
     logits[1, 7] = float("nan")
