@@ -131,6 +131,5 @@ def test_values_of_many_schemas_end_and_validate(stack: Stack, picking: str, cas
 
     with ThreadPoolExecutor(8) as pool:
         ended = list(pool.map(write, range(len(cases)), cases))
-    assert sum(ended) >= 0.95 * len(cases), [
-        case.text for case, has_ended in zip(cases, ended, strict=True) if not has_ended
-    ]
+    endless = [case.text for case, has_ended in zip(cases, ended, strict=True) if not has_ended]
+    assert len(endless) <= 0.05 * len(cases), endless
