@@ -39,6 +39,7 @@ WATCHED: Final = {
     "tests/system/test_long_context.py": ("compiler_svc/planning", "compiler_svc/lower", "execution/attention"),
     "tests/system/test_plans.py": ("compiler_svc/planning", "execution/ranks"),
     "tests/system/test_serving.py": ("edge", "runtime_svc"),
+    "tests/system/test_constraints.py": ("execution/text", "runtime_svc/engine", "runtime_svc/text"),
     "tests/system/test_several_sequences.py": ("runtime_svc/engine", "execution/ranks"),
     "tests/system/test_soak.py": ("tests/soak", "runtime_svc", "execution"),
     "tests/system/test_text_of_image_models.py": ("compiler_svc/models", "compiler_svc/weights"),
