@@ -86,8 +86,9 @@ class TextCodec:
 
     @property
     def num_restarts(self) -> int:
-        """How often the text process was replaced."""
-        return 0 if self._queue is None else self._queue.num_restarts
+        """How often the text process was replaced, or one for constraints."""
+        own = 0 if self._queue is None else self._queue.num_restarts
+        return own + (0 if self.constraints is None else self.constraints.num_restarts)
 
     @property
     def decodes_steps(self) -> bool:

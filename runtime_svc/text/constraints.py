@@ -64,6 +64,11 @@ class ConstraintProcesses:
         self._numbers = count()
         self._ended: list[int] = []
 
+    @property
+    def num_restarts(self) -> int:
+        """How often a process that had ended was replaced."""
+        return self._compiler.num_restarts + self._follower.num_restarts
+
     async def compile(self, constraint: Constraint) -> bytes:
         """Returns the mask of the first token.
 
@@ -130,26 +135,34 @@ class _LateQueue:
 
     def __init__(self, open_: Callable[[], Awaitable[TextQueue]]) -> None:
         self._open = open_
-        self._opening: asyncio.Future[TextQueue] | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._queue: TextQueue | None = None
 
-    def start(self) -> asyncio.Future[TextQueue]:
-        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
-            self._opening = asyncio.ensure_future(self._open())
+    @property
+    def num_restarts(self) -> int:
+        return 0 if self._queue is None else self._queue.num_restarts
+
+    def start(self) -> asyncio.Future[None]:
+        if self._opening is None or (self._queue is None and self._opening.done()):
+            self._opening = asyncio.ensure_future(self._start())
             # Marks an error as retrieved: the next caller begins anew.
             self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._opening
 
     async def get(self) -> TextQueue:
-        return await asyncio.shield(self.start())
+        await asyncio.shield(self.start())
+        assert self._queue is not None, "it has started"
+        return self._queue
 
     async def close(self) -> None:
-        if self._opening is None:
-            return
-        if not self._opening.done():
+        if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        if not self._opening.cancelled() and self._opening.exception() is None:
-            await self._opening.result().close()
+        if self._queue is not None:
+            await self._queue.close()
+
+    async def _start(self) -> None:
+        self._queue = await self._open()
 
 
 def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:

@@ -110,6 +110,21 @@ def test_every_command_sends_its_token_and_reports_its_servers_errors(
         assert sent == {"Bearer t0"}, words
 
 
+def test_a_constraint_is_sent(server: ScriptedServer, kiln: Kiln, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "null"}')
+    for words in (
+        ("--json-schema", tmp_path / "schema.json"),
+        ("--regex", "a+"),
+        ("--choice", "yes", "--choice", "no"),
+        (),
+    ):
+        server.script("Generate", samples.generation())
+        assert kiln("generate", "--deployment", "demo", "--prompt", "x", *words).exit_code == 0
+    schema, regex, choices, none = [request.constraint for request in server.requests["Generate"]]
+    assert (schema.json_schema, regex.regex, list(choices.choices.texts)) == ('{"type": "null"}', "a+", ["yes", "no"])
+    assert none.WhichOneof("constraint") is None
+
+
 def test_a_timeout_is_the_deadline(server: ScriptedServer, kiln: Kiln) -> None:
     server.script("Generate", samples.generation())
     assert kiln("generate", "--deployment", "demo", "--prompt", "x", "--timeout", "12.5").exit_code == 0

@@ -91,6 +91,7 @@ async def test_sequences_go_on_when_a_process_is_lost(picking: Runtime) -> None:
     for one in writing:
         assert re.fullmatch(LETTERS.regex, await one)
     assert follower.has_ended
+    assert text.num_restarts == 1
 
 
 async def test_processes_end_with_their_deployment(picking: Runtime) -> None:
