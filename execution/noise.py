@@ -14,7 +14,7 @@ import struct
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, bitwise_left_shift, bitwise_right_shift
 
 #: The first digits of pi after the point, as in Blowfish: without them, keys and id of 0 would stay 0.
 _ROUNDS: Final = struct.unpack(
@@ -29,7 +29,7 @@ def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
     Takes token ids, int32 [N, K] or [K], and the rows' keys, int32 [N, 2].
     """
     bits = _mix(ids, keys[:, :1], keys[:, 1:])
-    high, low = _shift_right(bits, 16), bits & 0xFFFF
+    high, low = _shift_right(bits, 16) & 0xFFFF, bits & 0xFFFF
     # In (0, 1): the last factor makes 1 less than 1, which the sum rounds to. All other products are exact.
     uniform = (high.float() * 2.0**-16 + (low.float() + 0.5) * 2.0**-32) * (1 - 2.0**-24)
     exponential = -torch.log1p(-uniform)
@@ -47,9 +47,14 @@ def _mix(ids: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _rotate(bits: Tensor, count: int) -> Tensor:
-    return (bits << count) | _shift_right(bits, 32 - count)
+    return bitwise_left_shift(bits, _like(bits, count)) | (_shift_right(bits, 32 - count) & ((1 << count) - 1))
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    # Of what is positive: elsewhere torch repeats the sign, and torch-xla divides, which rounds up.
-    return ((bits & 0x7FFFFFFF) >> count) | ((bits < 0).to(torch.int32) << (31 - count))
+    """It repeats the sign."""
+    return bitwise_right_shift(bits, _like(bits, count))
+
+
+def _like(bits: Tensor, count: int) -> Tensor:
+    # Of `<<` and `>>` XLA makes a product and a quotient, which rounds otherwise; of a plain number, 64 bits.
+    return torch.full((), count, dtype=bits.dtype, device=bits.device)
