@@ -58,6 +58,7 @@ class Step(msgspec.Struct, frozen=True):
             ranks ignore `input_ids` in `inputs`. Needs executables that output one token per row, in as many rows as
             this one takes.
         processed: Rows whose logits are changed before their tokens are picked. Needs `Sampling.mode` host.
+        reported: Names of the outputs to return of those that say something of prompts; the executable has them.
     """
 
     tag: str
@@ -66,6 +67,7 @@ class Step(msgspec.Struct, frozen=True):
     return_logits: bool = False
     depends_on_previous: bool = False
     processed: tuple[ProcessedRow, ...] = ()
+    reported: tuple[str, ...] = ()
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ class StepResult(msgspec.Struct, frozen=True):
         invalid_rows: Rows whose numbers the executable has marked as invalid. They have no tokens.
         internal: The internal outputs by name, f32 [ranks, *shape of the output], copies. Empty unless the ranks were
             started to return them.
+        reported: The outputs that the step asked for by name, copies in the shape of the output: f32, or int32 ids.
     """
 
     tokens: list[list[int]]
@@ -93,6 +96,7 @@ class StepResult(msgspec.Struct, frozen=True):
     logits: memoryview[float] | None = None
     invalid_rows: tuple[int, ...] = ()
     internal: Mapping[str, memoryview[float]] = {}
+    reported: Mapping[str, memoryview[float] | memoryview[int]] = {}
 
 
 def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec, ...]:
@@ -138,6 +142,7 @@ class StepForm:
         blocks: Sequence[int],
         num_moved: int = 0,
         num_prompt_tokens: int = 0,
+        next_id: int | None = None,
     ) -> None:
         """Puts tokens of a sequence into a row: at least one, at most as many as the row has.
 
@@ -147,6 +152,7 @@ class StepForm:
                 at least. In the contiguous cache it is one, the sequence's slot.
             num_moved: Of the tokens, the first ones that the KV blocks hold already: they are not written again.
             num_prompt_tokens: Tokens of the sequence's prompt; 0 if it ends with the tokens here.
+            next_id: The sequence's token behind these, if it is known.
         """
         count, width = len(tokens), self._num_row_tokens
         assert 0 < count <= width, f"{count} tokens in a row of {width}"
@@ -172,6 +178,9 @@ class StepForm:
             inputs["active_block_table"][row * width : row * width + len(table)] = table
         else:
             inputs["seq_ids"][row] = blocks[0]
+        if "next_ids" in inputs:
+            behind = [*tokens[1:], *([] if next_id is None else [next_id])]
+            inputs["next_ids"][first : first + len(behind)] = behind
         if "num_tokens" in inputs:
             inputs["num_tokens"][row] = count
         if "computed_context_lens" in inputs:

@@ -22,6 +22,8 @@ COMPUTED_CONTEXT: Final = "computed_context"
 PROMPT_LENGTHS: Final = "prompt_lens"
 #: Flag of executables that compute only the first rows of a step.
 LIVE_ROWS: Final = "live_rows"
+#: Flag of executables that tell the log probability of each token of a prompt.
+PROMPT_LOGPROBS: Final = "prompt_logprobs"
 #: What a row of `sampling_params` has, by its names in `manifest.Sampling`.
 SAMPLING_PARAMS: Final = ("top_k", "top_p", "temperature")
 #: Tokens of a word of `token_bitmask`.
@@ -80,6 +82,8 @@ class Input(AbiTensor):
 
 
 _SEVERAL_TOKENS: Final = tuple(name for name, submodel in SUBMODELS.items() if submodel.tokens != 1)
+#: Submodels that compute prompts.
+PROMPT_SUBMODELS: Final = tuple(name for name, submodel in SUBMODELS.items() if submodel.computes_prompts)
 
 _ROWS: Final = (
     # Padding may have any token and any position.
@@ -151,6 +155,17 @@ _ROWS: Final = (
         dims=("R",),
         idle=(0,),
         flag=PROMPT_LENGTHS,
+    ),
+    # The token behind each one, whose log probability the step tells. Of a part of a prompt, its own tokens do not say
+    # what follows the last one. Where there is none, it may be any.
+    Input(
+        name="next_ids",
+        dtype="int32",
+        dims=("R", "T"),
+        idle=("pad_id",),
+        accepted=(0, "last_token_id"),
+        flag=PROMPT_LOGPROBS,
+        submodels=PROMPT_SUBMODELS,
     ),
     # How many rows the step computes: its first ones. Outputs of the others are unspecified, but for `IDLE_TOKEN`.
     # Executables may skip, too, what padding costs.

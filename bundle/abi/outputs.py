@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from bundle.abi.inputs import INPUTS, LEFT_PADDED
+from bundle.abi.inputs import INPUTS, LEFT_PADDED, PROMPT_LOGPROBS, PROMPT_SUBMODELS
 from bundle.abi.submodels import SubmodelName
 from bundle.abi.tensor import AbiTensor
+
+#: Flag of executables that tell of a prompt what embeddings are made of.
+EMBEDDINGS: Final = "embeddings"
+#: Likeliest tokens that are told of each token of a prompt, or all if the vocabulary has fewer.
+MAX_PROMPT_CANDIDATES: Final = 20
 
 #: In the output `tokens`: no token. If a step gives several tokens per row, it fills a row behind the accepted ones.
 NO_TOKEN: Final = -1
@@ -26,16 +32,28 @@ class Output(AbiTensor):
         is_internal: Whether the golden check alone reads it. A rank that serves drops it where the executable left it,
             so it costs neither a copy nor room in the memory of steps, and no deployment offers it. It may differ from
             rank to rank; other outputs are the same on all.
+        is_reported: Whether it says something of a prompt. Ranks copy it for steps that name it, and drop it otherwise.
     """
 
     is_internal: bool = False
+    is_reported: bool = False
 
+
+_reported: Final = partial(Output, submodels=PROMPT_SUBMODELS, is_reported=True)
 
 _ROWS: Final = (
     Output(name="tokens", dtype="int32", dims=("R", "K"), flag="tokens"),
     Output(name="logits", dtype="float32", dims=("R", "K", "V"), flag="logits"),
     # The logits from which an executable picks tokens, before ranks exchange any. The last ranks' may end in padding.
     Output(name="rank_logits", dtype="computed", dims=("R", "K", "rank_V"), flag="rank_logits", is_internal=True),
+    # Of each token of a row, what the model says of the one behind it: the natural log probability of that in
+    # `next_ids`, and the likeliest ones, likeliest first. Of padding, unspecified.
+    _reported(name="prompt_logprobs", dtype="float32", dims=("R", "T"), flag=PROMPT_LOGPROBS),
+    _reported(name="prompt_top_ids", dtype="int32", dims=("R", "T", "L"), flag=PROMPT_LOGPROBS),
+    _reported(name="prompt_top_logprobs", dtype="float32", dims=("R", "T", "L"), flag=PROMPT_LOGPROBS),
+    # What the head takes, which is normalized: of a row's last token, and the sum of those of all its tokens.
+    _reported(name="last_hidden", dtype="float32", dims=("R", "H"), flag=EMBEDDINGS),
+    _reported(name="hidden_sum", dtype="float32", dims=("R", "H"), flag=EMBEDDINGS),
 )
 
 #: Every output, by name.

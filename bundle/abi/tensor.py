@@ -44,6 +44,8 @@ DTYPES: Final[Mapping[DType, ItemType]] = {
 #: R                 rows of a step
 #: T                 tokens of a row
 #: K                 tokens of a row that have outputs: 1, or as many as a speculative step verifies
+#: L                 likeliest tokens that are told of each token of a prompt
+#: H                 numbers of a hidden state, as the head of the model takes it
 #: N                 blocks of a row's block table
 #: V                 vocabulary size
 #: rank_V            vocabulary of one rank: its share of V, rounded up
@@ -61,6 +63,8 @@ Symbol = Literal[
     "R",
     "T",
     "K",
+    "L",
+    "H",
     "N",
     "V",
     "rank_V",

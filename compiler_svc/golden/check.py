@@ -10,12 +10,13 @@ from torch import Tensor
 
 from bundle.abi.formats import ACTIVATION_FORMATS
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
+from bundle.abi.outputs import OUTPUTS
 from bundle.abi.tensor import DType
 from bundle.manifest import Executable, Manifest
 from compiler_svc.adapters.files import Adapter
 from compiler_svc.golden.adapter import draw_adapter, put_adapter
 from compiler_svc.golden.comparison import ACTIVATION_TOLERANCES, TOLERANCES, WEIGHT_TOLERANCES, GoldenComparison
-from compiler_svc.golden.reference import REFERENCE_NAME, Reference
+from compiler_svc.golden.reference import REFERENCE_NAME, Reading, Reference
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.models.description import ModelDescription
@@ -151,11 +152,24 @@ class _Check:
         slot = num_slots - 1 - number % num_slots
         expected = self._reference.run(tokens, len(prompt))
         row, after_prompt = number % context.batch_size, next(expected)
-        self._run(context, prompt, row=row, start=0, slot=slot, expected=after_prompt)
+        says_more = any(OUTPUTS[spec.name].is_reported for spec in context.outputs)
+        reading = self._reference.read(prompt) if says_more else None
+        next_id = tokens[len(prompt)] if len(prompt) < len(tokens) else None
+        self._run(context, prompt, row=row, start=0, slot=slot, expected=after_prompt, reading=reading, next_id=next_id)
         if COMPUTED_CONTEXT in context.flags:
             # The second half again, behind the first. It writes the same keys and values.
             start = len(prompt) // 2
-            self._run(context, prompt[start:], row=row, start=start, slot=slot, expected=after_prompt)
+            reading = None if reading is None else Reading(*(part[start:] for part in reading))
+            self._run(
+                context,
+                prompt[start:],
+                row=row,
+                start=start,
+                slot=slot,
+                expected=after_prompt,
+                reading=reading,
+                next_id=next_id,
+            )
         for position, logits in zip(range(len(prompt), len(tokens)), expected, strict=True):
             fitting = [generator for generator in self._generators if generator.bucket[0] > position]
             # Feeding a token again writes the same keys and values, so each bucket can compute the same token.
@@ -165,21 +179,38 @@ class _Check:
                 self._run(generator, token, row=row, start=position, slot=slot, expected=logits)
 
     def _run(
-        self, executable: Executable, tokens: Sequence[int], *, row: int, start: int, slot: int, expected: Tensor
+        self,
+        executable: Executable,
+        tokens: Sequence[int],
+        *,
+        row: int,
+        start: int,
+        slot: int,
+        expected: Tensor,
+        reading: Reading | None = None,
+        next_id: int | None = None,
     ) -> None:
-        """Computes the tokens of one row, with all others idle, and compares the outputs after the last token."""
+        """Computes the tokens of one row, with all others idle; compares the outputs after the last token, and what the
+        step says of all if there is a reading of them.
+        """
         form = StepForm(self._manifest, executable)
         inputs = form.make_idle()
-        form.put_tokens(inputs, row, tokens, start=start, blocks=self._find_blocks(slot, start + len(tokens)))
+        blocks = self._find_blocks(slot, start + len(tokens))
+        form.put_tokens(inputs, row, tokens, start=start, blocks=blocks, next_id=next_id)
         form.put_values(inputs, "adapter_ids", row, [self._adapter_slot])
         outputs = self._steps.run(executable, inputs)
-        self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
-            {name: output[row] for name, output in outputs.items()},
+        of_row = {name: output[row] for name, output in outputs.items()}
+        comparison = self.comparisons[executable.tag].with_step(
+            of_row,
             expected,
             position=start + len(tokens) - 1,
             tolerance=self.tolerance,
             sampling=self._manifest.sampling,
         )
+        if reading is not None:
+            next_ids = [*tokens[1:], *([] if next_id is None else [next_id])]
+            comparison = comparison.with_prompt(of_row, reading, next_ids, start=start, tolerance=self.tolerance)
+        self.comparisons[executable.tag] = comparison
 
     def _find_blocks(self, slot: int, num_tokens: int) -> Sequence[int]:
         """Blocks for a sequence's first tokens: the slot, or every block in turn from the slot's number down."""

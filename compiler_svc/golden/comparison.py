@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,9 +14,8 @@ from bundle.abi.outputs import INVALID_ROW
 from bundle.abi.tensor import DType
 from bundle.manifest import Sampling, TensorSpec
 from compiler_svc.golden.errors import GoldenMismatch
-from execution.dtypes import TORCH_DTYPES
-from execution.noise import make_noise
-from execution.sampling import is_greedy, sample
+from compiler_svc.golden.reference import Reading
+from execution.sampling import sample
 
 #: Largest deviation of a logit, as a share of the largest reference logit. Tokens whose reference logits differ by at
 #: most twice as much are tied and may change places. In low precision, reference and executable round alike but at
@@ -76,6 +75,34 @@ class GoldenComparison:
                 # The token was picked from these same logits, so only the arithmetic of picking may differ.
                 self._is_other(token, outputs["logits"], sampling, tie=TOLERANCES["float32"], position=position)
         return replace(self, num_steps=self.num_steps + 1, max_deviation=max_deviation, num_ties=num_ties)
+
+    def with_prompt(
+        self, said: Mapping[str, Tensor], reading: Reading, next_ids: Sequence[int], *, start: int, tolerance: float
+    ) -> GoldenComparison:
+        """Adds what a step says of a prompt from position `start` on, beside what the reference makes of the same
+        tokens. The last token may have no next one.
+        """
+        count, num_next = len(reading.hidden), len(next_ids)
+        expected: dict[str, tuple[Tensor, Tensor]] = {}
+        if "last_hidden" in said:
+            expected["last_hidden"] = said["last_hidden"], reading.hidden[-1]
+            expected["hidden_sum"] = said["hidden_sum"] / count, reading.hidden.mean(dim=0)
+        largest = {name: _scale_of(pair[1]) for name, pair in expected.items()}
+        if "prompt_logprobs" in said:
+            logprobs = reading.logits.log_softmax(dim=-1)
+            told = said["prompt_logprobs"][:num_next]
+            expected["prompt_logprobs"] = told, logprobs.gather(-1, torch.tensor(next_ids)[:, None])[:, 0]
+            top, ids = said["prompt_top_logprobs"][:count], said["prompt_top_ids"][:count].long()
+            expected["prompt_top_logprobs"] = top, logprobs.topk(top.shape[-1], dim=-1).values
+            expected["prompt_top_ids"] = top, logprobs.gather(-1, ids.clamp(0, logprobs.shape[-1] - 1))
+        # A log probability moves by as much as a logit does, and as the sum of all does.
+        scale = 2 * _scale_of(reading.logits)
+        for name, (told, values) in expected.items():
+            deviation = float((told - values).abs().max()) / largest.get(name, scale) if values.numel() else 0.0
+            if not deviation <= tolerance:
+                detail = f"{name} deviates by {deviation:.2e}, more than {tolerance:.0e}"
+                raise GoldenMismatch(self.tag, start + count - 1, detail)
+        return self
 
     def _is_other(self, token: int, logits: Tensor, sampling: Sampling, *, tie: float, position: int) -> bool:
         """Whether a token differs from the one that the logits select. Raises unless they are tied."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import transformers
@@ -42,6 +42,15 @@ MIN_ROWS: Final = 32
 
 #: What multiplies matrices, each with the place of the rows among its arguments.
 _PRODUCTS: Final[Mapping[Any, int]] = {functional.linear: 0, torch.matmul: 0, torch.Tensor.matmul: 0, torch.addmm: 1}
+
+
+class Reading(NamedTuple):
+    """What a model makes of each token of a prompt: logits f32 [tokens, vocab_size], and what its head takes, f32
+    [tokens, hidden_size].
+    """
+
+    logits: Tensor
+    hidden: Tensor
 
 
 class Reference:
@@ -108,6 +117,20 @@ class Reference:
                 output = self._model(torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             yield output.logits[0, -1].float()
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int]) -> Reading:
+        """Feeds a prompt, and says what the model makes of each of its tokens."""
+        taken: list[Tensor] = []
+        hook = self._model.get_output_embeddings().register_forward_pre_hook(lambda _, args: taken.append(args[0]))
+        try:
+            # Behind `run`, which has given the rotary embedding the sequence.
+            with self._naming_failures(self._model.config), WideProducts(self._slow):
+                cache = None if self._kept is None else _KeptCache(self._kept, self._scales, self._model.config)
+                output = self._model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=cache is not None)
+        finally:
+            hook.remove()
+        return Reading(output.logits[0].float(), taken[0][0].float())
 
     @contextmanager
     def adapted(self, adapter: Adapter, description: ModelDescription) -> Iterator[None]:

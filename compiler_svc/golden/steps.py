@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bundle.abi.outputs import INVALID_ROW
+from bundle.abi.outputs import INVALID_ROW, OUTPUTS
 from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest
 from compiler_svc.golden.adapter import PutAdapter
 from execution.executors.arguments import make_tensors
@@ -32,8 +32,8 @@ class Steps(Protocol):
             inputs: The inputs of a step; see `execution.step.step_inputs`.
 
         Returns:
-            What the executable returned: `tokens` int32 [rows], `logits` f32 [rows, vocab_size]. Logits are there if
-            the executable returns them to clients or internally.
+            What the executable returned: `tokens` int32 [rows], `logits` f32 [rows, vocab_size], and what it says of
+            prompts. Logits are there if the executable returns them to clients or internally.
 
         Raises:
             StepFailed: The executable raised an error.
@@ -94,9 +94,10 @@ class _GroupSteps:
     def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
         # If sampling is on the host, ranks sample after the executable; the check ignores the tokens that they pick.
         returned = {spec.name for spec in executable.outputs}
-        step = Step(executable.tag, inputs, return_logits="logits" in returned)
+        reported = tuple(name for name in returned if OUTPUTS[name].is_reported)
+        step = Step(executable.tag, inputs, return_logits="logits" in returned, reported=reported)
         result = self._runner.run(self._group.run(step))
-        outputs = {}
+        outputs = {name: _read(values) for name, values in result.reported.items()}
         if "tokens" in returned:
             outputs["tokens"] = torch.tensor(
                 [tokens[0] if tokens else INVALID_ROW for tokens in result.tokens], dtype=torch.int32
@@ -133,9 +134,10 @@ class RankSteps:
         return outputs if logits is None else outputs | {"logits": _join(logits.float(), self._vocab_size)}
 
 
-def _read(values: memoryview[float]) -> Tensor:
+def _read(values: memoryview[float] | memoryview[int]) -> Tensor:
     assert values.shape is not None, "step memory gives results their shape"
-    return torch.frombuffer(values, dtype=torch.float32).view(values.shape)
+    dtype = torch.int32 if values.format == "i" else torch.float32
+    return torch.frombuffer(values, dtype=dtype).view(values.shape)
 
 
 def _join(parts: Tensor, vocab_size: int) -> Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bundle.abi.formats import FORMATS
-from bundle.abi.inputs import PROCESSORS
+from bundle.abi.inputs import PROMPT_LOGPROBS
+from bundle.abi.outputs import EMBEDDINGS
 from bundle.errors import FieldViolation
 from bundle.manifest import Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import LoraServingConfig, NeuronConfig
@@ -74,6 +75,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     _check_float8(checkpoint, description, target)
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
+    prompt_outputs = {PROMPT_LOGPROBS: config.output_prompt_logprobs, EMBEDDINGS: config.output_embeddings}
     model = GraphSpec(
         description=description,
         model=family.model,
@@ -88,6 +90,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         reduce_dtype=config.rpl_reduce_dtype,
         padding_side=config.padding_side,
         returns_internal=TARGETS[target].returns_internal,
+        optional_inputs=tuple(flag for flag, is_set in prompt_outputs.items() if is_set),
         reads_context=computes_chunks,
         num_blocks=config.pa_num_blocks if config.is_block_kv_layout else 0,
         block_tokens=config.pa_block_size if config.is_block_kv_layout else 0,

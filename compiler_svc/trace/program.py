@@ -8,8 +8,8 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor, nn
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, PROCESSORS, read_sampling_params
-from bundle.abi.outputs import IDLE_TOKEN
+from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, read_sampling_params
+from bundle.abi.outputs import IDLE_TOKEN, OUTPUTS
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling, WeightTensor
 from compiler_svc.models.layers.decoder import CausalLm
@@ -45,8 +45,12 @@ class SubmodelProgram(nn.Module):
             padding_side=self.spec.padding_side,
             spare_positions=self.spec.has_spare_positions,
         )
-        logits, new_state = self.core(**of_core, state=state, kind=kind)
-        outputs = {"rank_logits": logits.part}
+        if any(OUTPUTS[output.name].is_reported for output in self.submodel.outputs):
+            logits, new_state, outputs = self.core.read_prompts(**of_core, state=state, kind=kind)
+        else:
+            logits, new_state = self.core(**of_core, state=state, kind=kind)
+            outputs = {}
+        outputs["rank_logits"] = logits.part
         if self.spec.returns_logits:
             outputs["logits"] = logits.gather()
         if self.spec.samples_on_device:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from bundle.abi.inputs import LEFT_PADDED, PROCESSORS, WORD_BITS, inputs_of
-from bundle.abi.outputs import outputs_of
+from bundle.abi.inputs import LEFT_PADDED, inputs_of
+from bundle.abi.outputs import MAX_PROMPT_CANDIDATES, outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, DType, Symbols
@@ -56,6 +56,8 @@ def describe_submodel(
         "R": rows or getattr(spec, row.rows),
         "T": row.tokens if isinstance(row.tokens, int) else bucket,
         "K": 1,
+        "L": min(MAX_PROMPT_CANDIDATES, spec.description.vocab_size),
+        "H": spec.description.head.inputs.length,
         "N": -(-spec.max_length // spec.block_tokens) if spec.block_tokens else 1,
         "V": spec.description.vocab_size,
         "rank_V": spec.description.head.outputs.part_length(spec.tp_degree),

@@ -107,6 +107,7 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
     top_logprobs: int | None
     return_logits: bool
     processed: tuple[ProcessedRow, ...] = ()
+    reported: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, step: Step, memory_set: int) -> Self:
@@ -118,6 +119,7 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
             top_logprobs=step.top_logprobs,
             return_logits=step.return_logits,
             processed=step.processed,
+            reported=step.reported,
         )
 
 

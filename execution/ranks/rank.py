@@ -54,6 +54,7 @@ class _StepViews:
     top_logprobs: Tensor
     logits: Tensor | None
     internal: dict[str, Tensor]
+    reported: dict[str, Tensor]
 
 
 class Rank:
@@ -158,8 +159,10 @@ class Rank:
             tokens = views.tokens[:num_live]
             picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
             views.logprobs[:num_live] = picked
-            views.top_ids[:num_live, ..., : call.top_logprobs] = top_ids
-            views.top_logprobs[:num_live, ..., : call.top_logprobs] = top
+            views.top_ids[:num_live, : call.top_logprobs] = top_ids
+            views.top_logprobs[:num_live, : call.top_logprobs] = top
+        for name in call.reported:
+            views.reported[name].copy_(outputs[name])
         if call.return_logits and views.logits is not None:
             views.logits.copy_(outputs["logits"])
 
@@ -197,4 +200,5 @@ def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:
         top_logprobs=view(regions.top_logprobs),
         logits=None if regions.logits is None else view(regions.logits),
         internal={name: view(region) for name, region in regions.internal.items()},
+        reported={name: view(region) for name, region in regions.reported.items()},
     )

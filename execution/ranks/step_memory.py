@@ -24,6 +24,8 @@ NUM_SETS: Final = 2
 
 _ALIGNMENT: Final = 64
 _ITEM_SIZE: Final = 4
+#: Of dtypes that are no float32.
+_FORMATS: Final[Mapping[str, Literal["i", "f"]]] = {"int32": "i"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class StepRegions:
     logits: Region | None
     #: The internal outputs by name, each behind an axis for the ranks; f32. Empty unless the layout has them.
     internal: dict[str, Region]
+    #: What the executable says of prompts, by the output's name.
+    reported: dict[str, Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,21 @@ class StepLayout:
             outputs = {spec.name: spec.shape for spec in executable.outputs}
             tokens = outputs.get("tokens", (rows,))
             return StepRegions(
-                inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
-                tokens=place("i", *tokens),
-                logprobs=place("f", *tokens),
-                top_ids=place("i", *tokens, num_top),
-                top_logprobs=place("f", *tokens, num_top),
+                inputs={spec.name: place(_FORMATS.get(spec.dtype, "f"), *spec.shape) for spec in inputs},
+                tokens=place("i", *outputs.get("tokens", (rows,))),
+                logprobs=place("f", rows),
+                top_ids=place("i", rows, num_top),
+                top_logprobs=place("f", rows, num_top),
                 logits=place("f", *outputs["logits"]) if "logits" in outputs else None,
                 internal={
                     name: place("f", manifest.tp_degree, *shape)
                     for name, shape in outputs.items()
                     if with_internal and OUTPUTS[name].is_internal
+                },
+                reported={
+                    spec.name: place(_FORMATS.get(spec.dtype, "f"), *spec.shape)
+                    for spec in executable.outputs
+                    if OUTPUTS[spec.name].is_reported
                 },
             )
 
@@ -138,6 +147,9 @@ class StepMemory:
             raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
         if regions.logits is None:
             _check_needs_no_logits(step)
+        if unknown := set(step.reported) - regions.reported.keys():
+            accepted = ", ".join(regions.reported) or "none: the executable says nothing of prompts"
+            raise StepInvalid(step.tag, FieldViolation("reported", ", ".join(sorted(unknown)), accepted))
         if step.processed and not self._picks_on_host:
             accepted = "none: the executable picks the tokens"
             raise StepInvalid(step.tag, FieldViolation("processed", f"{len(step.processed)} rows", accepted))
@@ -160,12 +172,13 @@ class StepMemory:
         if step.return_logits and regions.logits is not None:
             logits = self._copy(regions.logits)
         internal = {name: self._copy(region) for name, region in regions.internal.items()}
+        reported = {name: self._copy(regions.reported[name]) for name in step.reported}
         if step.top_logprobs is None:
-            return StepResult(tokens, None, None, None, duration_s, logits, invalid, internal)
-        logprobs = _split(self._view(regions.logprobs).tolist(), prod(regions.logprobs.shape[1:]))
-        top_ids = self._read_top(regions.top_ids, step.top_logprobs)
-        top_logprobs = self._read_top(regions.top_logprobs, step.top_logprobs)
-        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid, internal)
+            return StepResult(tokens, None, None, None, duration_s, logits, invalid, internal, reported)
+        logprobs: list[float] = self._view(regions.logprobs).tolist()
+        top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
+        top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
+        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid, internal, reported)
 
     def close(self) -> None:
         """Gives the memory back to the host. The ranks must have ended."""
@@ -190,8 +203,8 @@ class StepMemory:
     def _view(self, region: Region) -> Any:
         return self._memory[region.offset : region.end].cast(region.format)
 
-    def _copy(self, region: Region) -> memoryview[float]:
-        return memoryview(bytearray(self._view(region))).cast("f", list(region.shape))
+    def _copy(self, region: Region) -> Any:
+        return memoryview(bytearray(self._view(region))).cast(region.format, list(region.shape))
 
     def _read_top(self, region: Region, count: int) -> list[list[list[Any]]]:
         of_tokens = _split(self._view(region).tolist(), region.shape[-1])

@@ -127,7 +127,7 @@ class PromptSize:
     """The size of a prompt that has not been converted yet.
 
     Attributes:
-        field: The field of the API that has it: `text`, `chat` or `token_ids`; empty if there is none.
+        field: Path of the field of the API that has it: of `text`, `chat` or `token_ids`; empty if there is none.
         num_bytes: Of the text in UTF-8, or of the chat or the ids on the wire.
         num_items: Messages or token ids.
     """

@@ -23,6 +23,7 @@ from runtime_svc.admission.quotes import MAX_VIOLATIONS_PER_LIST, quote_value
 from runtime_svc.admission.sessions import SessionCall
 from runtime_svc.admission.stalls import StallCall
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
+from runtime_svc.engine.prompt_reports import PromptLogprobs
 from runtime_svc.engine.request import Request, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 
@@ -61,6 +62,9 @@ class GenerationCall:
     ignore_eos: bool = False
     logprobs: int | None = None
     logits: bool = False
+    #: Whether the client wants the prompt's tokens and text, too.
+    echo: bool = False
+    prompt_logprobs: int | None = None
     capture: CaptureCall | None = None
     stall: StallCall | None = None
     session: SessionCall | None = None
@@ -71,6 +75,11 @@ class GenerationCall:
     constraint: Constraint | None = None
     #: Values of the fields in UNSERVED that the client set.
     unserved: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the answer begins with the tokens of the prompt."""
+        return self.echo or self.prompt_logprobs is not None
 
 
 def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
@@ -96,7 +105,7 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
 
 def check_prompt_size(size: PromptSize, limits: RequestLimits) -> None:
     """Checks the size of a prompt before it is converted. What passes may still have too many tokens."""
-    match size.field:
+    match size.field.rpartition(".")[2]:
         case "text":
             bounds = [(size.num_bytes, limits.max_text_bytes, "bytes")]
         case "chat":
@@ -168,6 +177,7 @@ def admit(
         num_truncated_tokens=num_surplus,
         top_logprobs=call.logprobs,
         wants_logits=call.logits,
+        report=PromptLogprobs(prompt_token_ids, call.prompt_logprobs) if call.tells_prompt else None,
         owner=call.caller,
         cache_salt=call.cache_salt,
         session=None if call.session is None else call.session.resolve(call.caller, capabilities.session_limits, now_s),
@@ -290,6 +300,9 @@ def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iter
     max_logprobs = capabilities.max_logprobs or MAX_TOP_LOGPROBS
     if call.logprobs is not None and not 0 <= call.logprobs <= max_logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {max_logprobs}")
+    most = min(MAX_TOP_LOGPROBS, capabilities.vocab_size)
+    if call.prompt_logprobs is not None and not 0 <= call.prompt_logprobs <= most:
+        yield FieldViolation("output.prompt_logprobs", str(call.prompt_logprobs), f"0 to {most}")
     if call.stall is not None:
         yield from call.stall.find_violations(capabilities.stall_timeouts, wants_logits=call.logits)
     if call.capture is not None:
@@ -330,6 +343,9 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
             yield FieldViolation(path, quote_value(value), accepted, quotes_text=isinstance(value, str))
     if call.logprobs is not None and not capabilities.logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"unset: {no_logits}")
+    if call.prompt_logprobs is not None and not capabilities.prompt_logprobs:
+        accepted = "unset: the bundle tells nothing of prompts; compile it with output_prompt_logprobs: true"
+        yield FieldViolation("output.prompt_logprobs", str(call.prompt_logprobs), accepted)
     if call.logits and not capabilities.logits:
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")

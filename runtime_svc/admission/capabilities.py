@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from bundle.abi.inputs import PROCESSORS
+from bundle.abi.inputs import PROMPT_LOGPROBS
+from bundle.abi.outputs import EMBEDDINGS
 from bundle.abi.submodels import SUBMODELS
 from bundle.abi.tensor import DTYPES
 from bundle.manifest import Executable, GenerationDefaults, Manifest
@@ -53,6 +54,8 @@ class Capabilities:
     logprobs: bool
     max_logprobs: int
     logits: bool
+    prompt_logprobs: bool
+    embeddings: bool
     text: bool
     chat: bool
     #: The sampling values of a request that sets none; its seed stands for a random one.
@@ -104,6 +107,8 @@ class Capabilities:
             logprobs=has_logits,
             max_logprobs=max_top_logprobs(manifest) if has_logits else 0,
             logits=has_logits and vocab_size * DTYPES["float32"].size_bytes <= MAX_LOGITS_BYTES,
+            prompt_logprobs=all(PROMPT_LOGPROBS in one.flags for one in buckets.context_encoding),
+            embeddings=all(EMBEDDINGS in one.flags for one in buckets.context_encoding),
             text=tokenizer is not None,
             chat=tokenizer is not None and bool(tokenizer.all_templates),
             chat_templates=() if tokenizer is None else tuple(sorted(tokenizer.all_templates)),

@@ -23,7 +23,7 @@ RULES: Final[Rules] = MappingProxyType(
     {
         **name_methods(
             "kiln.runtime.v1.GenerationService",
-            {"Generate": _INFER, "Abort": _ABORT, "Tokenize": _INFER, "Detokenize": _INFER},
+            {"Generate": _INFER, "Embed": _INFER, "Abort": _ABORT, "Tokenize": _INFER, "Detokenize": _INFER},
         ),
         **name_methods(
             "kiln.runtime.v1.RuntimeService",

@@ -20,6 +20,7 @@ from edge.interceptor import change_stall_timeout, describe_call
 from edge.request_id import REQUEST_ID
 from edge.spans import TRACER, record_span
 from edge.surroundings import bind_request_id, bound_request_id
+from runtime_svc.api.embedding import begin_embedding, embed_from_pb, embed_sizes_from_pb, embeddings_to_pb
 from runtime_svc.api.generation_wire import call_from_pb, event_to_pb, prompt_from_pb, prompt_size_from_pb
 from runtime_svc.captures.directory import CapturingStream
 from runtime_svc.deployments.registry import Deployments
@@ -52,7 +53,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         arrived_ns = time.time_ns()
         request_id = request.request_id or bound_request_id()
         convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
-        call = await deployment.convert(prompt_size_from_pb(request), request.ByteSize(), convert)
+        call = await deployment.convert([prompt_size_from_pb(request)], request.ByteSize(), convert)
         stream = await deployment.generate(call, deadline_s=deadline_s)
         if stream.stall_timeout_s is not None:
             change_stall_timeout(stream.stall_timeout_s)
@@ -61,6 +62,25 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 yield event_to_pb(event)
         if stream.error is not None:
             raise stream.error
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """Turns prompts into vectors."""
+        describe_call(deployment_id=request.deployment_id)
+        if REQUEST_ID.fullmatch(request.request_id):
+            bind_request_id(context, request.request_id)
+        arrived_ns, deadline_s = time.time_ns(), find_deadline(context)
+        deployment = self._deployments.get_for_requests(request.deployment_id)
+        request_id = request.request_id or bound_request_id()
+        convert = partial(embed_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
+        call = await deployment.convert(embed_sizes_from_pb(request), request.ByteSize(), convert)
+        requests, stream = await begin_embedding(deployment, call, deadline_s=deadline_s)
+        weight_epoch = 0
+        with conclude_stream(stream, arrived_ns):
+            async for event in stream:
+                weight_epoch = event.weight_epoch
+        if stream.error is not None:
+            raise stream.error
+        return embeddings_to_pb(requests, normalizes=request.normalize, weight_epoch=weight_epoch)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Ends a request; its slot is free when the client gets the answer."""
@@ -75,7 +95,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         describe_call(deployment_id=request.deployment_id)
         deployment = self._deployments.get(request.deployment_id)
         size = prompt_size_from_pb(request)
-        prompt = await deployment.convert(size, size.num_bytes, partial(prompt_from_pb, request))
+        prompt = await deployment.convert([size], size.num_bytes, partial(prompt_from_pb, request))
         return pb.TokenizeResponse(token_ids=await deployment.tokenize(prompt))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -30,8 +30,11 @@ from runtime_svc.admission.calls import UNSERVED, CaptureCall, GenerationCall
 from runtime_svc.admission.constraints import MAX_CHOICES
 from runtime_svc.admission.sessions import SessionCall
 from runtime_svc.admission.stalls import StallCall
-from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
+from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, PromptDelta, TokenDelta
 from runtime_svc.engine.request import FinishReason, StallAction, Usage
+
+#: What has a prompt.
+PromptMessage: TypeAlias = pb.GenerateRequest | pb.TokenizeRequest | pb.EmbedInput
 
 #: Of a list that may be longer than any that admission takes, only so many elements are converted.
 MAX_LIST: Final = 64 << 10
@@ -57,6 +60,8 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         ignore_eos=stop.ignore_eos,
         logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
         logits=request.output.logits,
+        echo=request.output.echo,
+        prompt_logprobs=request.output.prompt_logprobs if request.output.HasField("prompt_logprobs") else None,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
         stall=_stall_from_pb(request.stall_policy) if request.HasField("stall_policy") else None,
         session=_session_from_pb(request),
@@ -77,26 +82,26 @@ def sampling_from_pb(message: Message) -> dict[str, Any]:
     return {name: _value_from_pb(found[name], row.neutral) for name, row in PARAMETERS.items() if name in found}
 
 
-def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt | None:
+def prompt_from_pb(request: PromptMessage) -> Prompt | None:
     """Converts the prompt; None if the request has none that this code knows."""
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(request.text)
-        case "chat":
+        case "chat" if not isinstance(request, pb.EmbedInput):
             return _chat_from_pb(request.chat)
-        case "token_ids" if isinstance(request, pb.GenerateRequest):
+        case "token_ids" if not isinstance(request, pb.TokenizeRequest):
             return TokenPrompt(tuple(request.token_ids.ids))
     return None
 
 
-def prompt_size_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> PromptSize:
+def prompt_size_from_pb(request: PromptMessage) -> PromptSize:
     """Measures the prompt without a look at its messages or ids."""
     match request.WhichOneof("prompt"):
         case "text":
             return PromptSize("text", len(request.text.encode()))
-        case "chat":
+        case "chat" if not isinstance(request, pb.EmbedInput):
             return PromptSize("chat", request.chat.ByteSize(), len(request.chat.messages))
-        case "token_ids" if isinstance(request, pb.GenerateRequest):
+        case "token_ids" if not isinstance(request, pb.TokenizeRequest):
             return PromptSize("token_ids", request.token_ids.ByteSize(), len(request.token_ids.ids))
     return PromptSize("", 0)
 
@@ -115,6 +120,10 @@ def event_to_pb(event: Event) -> pb.GenerateResponse:
             message.text = delta.text
             for token in delta.tokens:
                 _fill_token(message.tokens.add(), token)
+        case PromptDelta() as part:
+            response.prompt.text, tokens = part.list_tokens()
+            for token in tokens:
+                _fill_token(response.prompt.tokens.add(), token)
         case Accepted() as accepted:
             response.accepted.CopyFrom(_accepted_to_pb(accepted))
         case Finished() as finished:
@@ -223,6 +232,8 @@ def _fill_token(message: pb.Token, token: GeneratedToken) -> None:
         message.logprob = token.logprob
     for other in token.top_logprobs:
         message.top_logprobs.add(id=other.token_id, text=other.text, logprob=other.logprob)
+    if token.text_offset is not None:
+        message.text_offset = token.text_offset
     if token.logits is not None:
         message.logits.extend(token.logits)
 
@@ -235,6 +246,7 @@ def _finished_to_pb(finished: Finished) -> pb.Finished:
         status=_status_to_pb(finish.error),
         captured_inputs_path=finished.captured_inputs_path,
         capture_status=_status_to_pb(finished.capture_error),
+        cumulative_logprob=finished.cumulative_logprob,
     )
     if finish.stop_string is not None:
         message.stop_string = finish.stop_string

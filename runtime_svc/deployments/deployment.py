@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -38,6 +38,7 @@ from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import AdapterRecord, DeploymentRecord, WeightsRecord
 from runtime_svc.engine.adapters import LoadedAdapter
 from runtime_svc.engine.engine import Engine, EngineState
+from runtime_svc.engine.prompt_reports import PromptLogprobs
 from runtime_svc.engine.request import Adapter, Request
 from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, PromptLimitExceeded, RequestInvalid
@@ -293,11 +294,12 @@ class Deployment:
             raise self._not_ready()
         return self._serving
 
-    async def convert(self, size: PromptSize, num_bytes: int, convert: Callable[[], ConvertedT]) -> ConvertedT:
-        """Converts a request whose prompt is not too long; a large one in a thread."""
+    async def convert(self, sizes: Iterable[PromptSize], num_bytes: int, read: Callable[[], ConvertedT]) -> ConvertedT:
+        """Converts a request none of whose prompts is too long; a large one in a thread."""
         serving = self.require_serving()
-        check_prompt_size(size, serving.limits)
-        return await serving.workers.run_if_large(num_bytes, convert)
+        for size in sizes:
+            check_prompt_size(size, serving.limits)
+        return await serving.workers.run_if_large(num_bytes, read)
 
     async def generate(
         self, call: GenerationCall, *, deadline_s: float | None
@@ -307,21 +309,19 @@ class Deployment:
         The sequences end at `deadline_s`, in seconds of the event loop's clock; None for no deadline.
         """
         serving = self.require_serving()
-        capabilities = serving.capabilities
         size = 0 if call.prompt is None else prompt_size(call.prompt)
-        await serving.workers.run_if_large(size, check_call, call, capabilities)
+        await serving.workers.run_if_large(size, check_call, call, serving.capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
-        with naming_constraint(call.constraint):
-            mask = await serving.text.compile(call.constraint)
-        token_ids = await self._encode(call.prompt)
-        requests = admit(call, token_ids, capabilities, now_s=now_s)
-        await serving.open_adapter(call.caller, call.adapter)
+        token_ids = await self.encode(call.prompt)
+        requests = admit(call, token_ids, serving.capabilities, now_s=now_s)
         pending = await self._begin_capture(requests[0])
         try:
+            if isinstance(told := requests[0].report, PromptLogprobs):
+                told.text = await serving.text.prompt_text(told.token_ids)
             # The deployment may have changed state while threads worked.
             serving = self.require_serving()
-            adapter = self._find_adapter(call, serving.engine)
+            adapter = self.find_adapter(call.caller, call.adapter, serving.engine)
             for request in requests:
                 request.adapter = adapter
                 request.constrained = serving.text.constrain(call.constraint, mask)
@@ -338,7 +338,7 @@ class Deployment:
         serving, size = self.require_serving(), 0 if prompt is None else prompt_size(prompt)
         await serving.workers.run_if_large(size, check_prompt, prompt, serving.capabilities)
         assert prompt is not None
-        return await self._encode(prompt)
+        return await self.encode(prompt)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Returns the text of token ids."""
@@ -357,15 +357,15 @@ class Deployment:
         """Says where the adapter of a name is, and how many use it; None if the engine does not have it."""
         return None if self.engine is None else self.engine.describe_adapter(record.key)
 
-    def _find_adapter(self, call: GenerationCall, engine: Engine) -> Adapter | None:
-        """Returns the adapter that a call names; None if it names none."""
-        if not call.adapter:
+    def find_adapter(self, caller: str, name: str, engine: Engine) -> Adapter | None:
+        """Returns the adapter that a name means for a caller; None if it is empty."""
+        if not name:
             return None
-        record = self.adapters.find(call.caller, call.adapter)
+        record = self.adapters.find(caller, name)
         adapter = None if record is None else engine.find_adapter(record.key)
         if adapter is None:
-            name, accepted = call.adapter[:MAX_QUOTED_CHARS], self.adapters.list_accepted(call.caller)
-            raise AdapterNotFound(self.deployment_id, "adapter", name, accepted)
+            accepted = self.adapters.list_accepted(caller)
+            raise AdapterNotFound(self.deployment_id, "adapter", name[:MAX_QUOTED_CHARS], accepted)
         return adapter
 
     def _tell_state(self) -> None:
@@ -389,7 +389,8 @@ class Deployment:
         detail = "LoadWeights makes it ready" if is_awaiting else self.trouble
         return DeploymentNotReady(self.deployment_id, self.state.name, detail)
 
-    async def _encode(self, prompt: Prompt) -> Sequence[int]:
+    async def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Returns the tokens of a prompt that admission has checked."""
         try:
             return await self.require_serving().text.encode(prompt)
         except TextRefused as error:

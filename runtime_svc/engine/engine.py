@@ -30,12 +30,13 @@ from runtime_svc.engine.assembly import make_scheduler
 from runtime_svc.engine.capture import CaptureLog
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
+from runtime_svc.engine.output_text import OutputText
 from runtime_svc.engine.ranks import RankLauncher, Ranks, relaunch
 from runtime_svc.engine.request import Adapter, Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepBuilder, StepPlan
-from runtime_svc.engine.streams import MergedStream, OutputStream, OutputText, StepOutcome, StepOutput
+from runtime_svc.engine.streams import MergedStream, OutputStream, StepOutcome, StepOutput
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
@@ -284,6 +285,7 @@ class Engine:
         self.scheduler.policy.chunk_size.observe(running.plan, result.duration_s)
         if result.invalid_rows:
             self.requests.end_invalid(running.plan, result.invalid_rows)
+        self.requests.take_reported(running.plan, result.reported)
         outcome = StepOutcome.from_result(result)
         if self.requests.decode_step is not None:
             await self.requests.decode(running.plan, outcome.tokens)

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from bundle.errors import KilnError
 from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.capture import InputCapture
+from runtime_svc.engine.prompt_reports import PromptReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,8 @@ class Request:
     top_logprobs: int | None = None
     #: Report all logits with each token.
     wants_logits: bool = False
+    #: What it tells of its prompt, if the client wants that.
+    report: PromptReport | None = None
     #: What becomes of it while its client does not read; None for what the server does by default.
     stall: StallPolicy | None = None
     #: The principal whose call it is; empty if none is known.
@@ -269,9 +272,9 @@ class Request:
         return self.stop.max_new_tokens - len(self.output_token_ids)
 
     @property
-    def stands_still(self) -> bool:
-        """Whether no step may compute it now."""
-        return self.is_paused or (self.constrained is not None and self.constrained.mask is None)
+    def lacks_report(self) -> bool:
+        """Whether a step that computes its prompt has to say something of it yet."""
+        return self.report is not None and bool(self.report.names)
 
     @property
     def runs_alone(self) -> bool:
@@ -293,6 +296,8 @@ class Request:
             replace(
                 self,
                 sequence_index=index,
+                # One sequence tells of the prompt of all.
+                report=None,
                 sampling=replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64)),
                 timeline=Timeline(self.timeline.arrived_s),
                 output_token_ids=[],

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bundle.abi.inputs import LEFT_PADDED
 from bundle.errors import KilnError
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.engine.constraints import ConstrainedRequests
+from runtime_svc.engine.output_text import OutputText
 from runtime_svc.engine.pauses import PausedRequests
+from runtime_svc.engine.prompt_reports import ReportedRow
 from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.sessions import SessionTable
-from runtime_svc.engine.streams import MergedStream, OutputStream, OutputText, SequencePublisher, StepOutput
+from runtime_svc.engine.streams import MergedStream, OutputStream, SequencePublisher, StepOutput
 from runtime_svc.engine.suspects import SuspectPrompts
 from runtime_svc.errors import (
     AdapterUnwritable,
@@ -207,6 +209,15 @@ class RequestTable:
         for request in (*self._scheduler.running, *self._scheduler.waiting):
             if request.adapter is not None and request.adapter.digest == digest:
                 self.end(request, Finish(FinishReason.ERROR, error=AdapterUnwritable(request.adapter.name, cause)))
+
+    def take_reported(self, plan: StepPlan, outputs: Mapping[str, memoryview[Any]]) -> None:
+        """Takes what a step says of prompts, for the requests that tell it."""
+        is_left_padded = LEFT_PADDED in plan.executable.flags
+        for row in plan.rows if outputs else ():
+            if row.request.lacks_report and row.request.report is not None:
+                first = row.num_moved + (plan.executable.num_row_tokens - row.num_tokens if is_left_padded else 0)
+                count = row.num_tokens - row.num_moved
+                row.request.report.take(ReportedRow(row.row, row.num_cached, count, first, outputs))
 
     def add_output(self, output: StepOutput) -> None:
         """Takes the new tokens of a step; `publish` writes them."""

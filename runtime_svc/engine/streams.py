@@ -9,35 +9,29 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import msgspec
 
 from bundle.errors import KilnError
 from execution.step import StepResult
-from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, Payload, TokenDelta, TokenLogprob
+from runtime_svc.engine.events import (
+    Accepted,
+    Event,
+    Finished,
+    GeneratedToken,
+    Payload,
+    PromptDelta,
+    TokenDelta,
+    TokenLogprob,
+)
+from runtime_svc.engine.output_text import OutputText
+from runtime_svc.engine.prompt_reports import PromptLogprobs
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens
 
 #: Tokens, alternatives and logits that one joined event may hold: some hundred kilobytes on the wire.
 MAX_JOINED_VALUES: Final = 4096
-
-
-class OutputText(Protocol):
-    """The text of one sequence, as its tokens arrive."""
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that the text has met, None before."""
-
-    def push(self, token_id: int) -> str:
-        """Text that is certain now; nothing after a stop string."""
-
-    def flush(self) -> str:
-        """Text that was held back, at the end of the sequence."""
-
-    def token_text(self, token_id: int) -> str:
-        """The text of one token alone."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -75,6 +69,7 @@ class SequencePublisher:
         self.request = request
         self.text = text
         self.stream = stream
+        self._sum_logprobs = 0.0
 
     def accept(self, weight_epoch: int) -> None:
         """Writes the first event."""
@@ -93,10 +88,14 @@ class SequencePublisher:
 
         The request loses the tokens behind the one whose text completes a stop string.
         """
+        self._publish_prompt(weight_epoch)
         request, text, pieces, tokens = self.request, self.text, [], []
         finish, row, last_index = request.finish, new.row.row, len(new.token_ids) - 1
         for index, token_id in enumerate(new.token_ids):
-            token_text = ""
+            token_text, offset, logprob = "", text.num_chars, None
+            if outcome.logprobs is not None and request.top_logprobs is not None:
+                logprob = outcome.logprobs[row][index]
+                self._sum_logprobs += logprob
             if index < last_index or finish is None or finish.reason is not FinishReason.STOP_TOKEN:
                 pieces.append(text.push(token_id))
                 token_text = text.token_text(token_id)
@@ -104,9 +103,10 @@ class SequencePublisher:
                 GeneratedToken(
                     token_id,
                     token_text,
-                    None if outcome.logprobs is None or request.top_logprobs is None else outcome.logprobs[row][index],
+                    logprob,
                     self._alternatives(outcome, row, index) if request.top_logprobs else (),
                     outcome.logits[row][index] if request.wants_logits and outcome.logits is not None else None,
+                    None if logprob is None else offset,
                 )
             )
             if text.stop_string is not None:
@@ -122,7 +122,18 @@ class SequencePublisher:
         rest = self.text.flush()
         if rest:
             self.stream.put(TokenDelta(rest, ()), weight_epoch)
-        self.stream.put(Finished(finish, self.request.usage()), weight_epoch)
+        total = None if self.request.top_logprobs is None else self._sum_logprobs
+        self.stream.put(Finished(finish, self.request.usage(), cumulative_logprob=total), weight_epoch)
+
+    def _publish_prompt(self, weight_epoch: int) -> None:
+        """Writes the tokens of the prompt, if the client wants them and has not got them: as many events as need be."""
+        prompt = self.request.report
+        if not isinstance(prompt, PromptLogprobs) or prompt.text is None or prompt.is_told:
+            return
+        prompt.is_told = True
+        num_tokens, size = len(prompt.token_ids), max(1, MAX_JOINED_VALUES // (1 + (prompt.num_top or 0)))
+        for start in range(0, num_tokens, size):
+            self.stream.put(PromptDelta(prompt, start, min(size, num_tokens - start)), weight_epoch)
 
     def _alternatives(self, outcome: StepOutcome, row: int, index: int) -> tuple[TokenLogprob, ...]:
         """The most probable tokens in place of one, as many as the request wants: others may want more."""
@@ -312,6 +323,8 @@ class MergedStream:
 
 def _count_values(payload: Payload) -> int:
     """Returns the tokens, alternatives and logits of an event."""
+    if isinstance(payload, PromptDelta):
+        return payload.count * (1 + (payload.prompt.num_top or 0))
     if not isinstance(payload, TokenDelta):
         return 0
     return sum(

@@ -134,6 +134,15 @@ class TextCodec:
             return SequenceText(self._decoder, stop_strings)
         return PiecewiseText(self._texts, stop_strings) if self.has_tokenizer else NoText()
 
+    async def prompt_text(self, token_ids: Sequence[int]) -> SequenceText | PiecewiseText | NoText:
+        """Makes the text of a prompt, whose tokens can be pushed then."""
+        text = self.sequence_text(())
+        if isinstance(text, PiecewiseText):
+            for error in await self.decode_step([(text, token_ids)]):
+                if error is not None:
+                    raise error
+        return text
+
     async def decode_step(self, new_tokens: Sequence[tuple[PiecewiseText, Sequence[int]]]) -> list[KilnError | None]:
         """Makes the text of the tokens that a step gives, in one call; returns each sequence's error or None."""
         assert self._queue is not None
@@ -169,6 +178,8 @@ class SequenceText:
         self._decoder = decoder
         self._detokenizer = Detokenizer(decoder.decode, decoder.decode_one)
         self._matcher = StopStringMatcher(stop_strings)
+        #: Characters of the text so far, with those that are held back because a stop string may begin with them.
+        self.num_chars = 0
 
     @property
     def stop_string(self) -> str | None:
@@ -177,7 +188,9 @@ class SequenceText:
 
     def push(self, token_id: int) -> str:
         """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
-        return self._matcher.push(self._detokenizer.push(token_id))
+        text = self._detokenizer.push(token_id)
+        self.num_chars += len(text)
+        return self._matcher.push(text)
 
     def flush(self) -> str:
         """Returns the text that is still held back at the end of the sequence."""
@@ -196,6 +209,8 @@ class PiecewiseText:
         self._matcher = StopStringMatcher(stop_strings)
         self._pieces = deque[TokenPiece]()
         self._newest = TokenPiece(text="", rest="", window=[], num_emitted=0)
+        #: As in `SequenceText`.
+        self.num_chars = 0
 
     @property
     def stop_string(self) -> str | None:
@@ -213,6 +228,7 @@ class PiecewiseText:
     def push(self, token_id: int) -> str:  # noqa: ARG002 - its piece is known
         """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
         self._newest = self._pieces.popleft()
+        self.num_chars += len(self._newest.text)
         return self._matcher.push(self._newest.text)
 
     def flush(self) -> str:
@@ -229,6 +245,7 @@ class NoText:
     """The output text of a bundle without a tokenizer: it is always empty."""
 
     stop_string: str | None = None
+    num_chars: int | None = None
 
     def push(self, token_id: int) -> str:  # noqa: ARG002
         """Takes the next token; returns no text."""

@@ -18,11 +18,11 @@ from execution.sampling_parameters import PARAMETERS
 from execution.text.constraint import Constraint, Kind
 from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.calls import GenerationCall
-from runtime_svc.admission.constraints import MAX_CHOICES
+from runtime_svc.admission.embeds import EmbedCall
 from runtime_svc.admission.quotes import quote_value
 from runtime_svc.api.generation import ABORT_CAUSE
 from runtime_svc.api.generation_wire import sampling_from_pb
-from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
+from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, PromptDelta, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
 
@@ -52,6 +52,7 @@ SERVED: Final = frozenset(
         "sampling_params.stop_token_ids",
         "sampling_params.ignore_eos",
         "sampling_params.logprobs",
+        "sampling_params.prompt_logprobs",
         "sampling_params.skip_special_tokens",
         "sampling_params.spaces_between_special_tokens",
         "sampling_params.include_stop_str_in_output",
@@ -77,6 +78,9 @@ _FIELD_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "stop.stop_strings": "sampling_params.stop",
         "stop.stop_token_ids": "sampling_params.stop_token_ids",
         "output.logprobs": "sampling_params.logprobs",
+        "output.prompt_logprobs": "sampling_params.prompt_logprobs",
+        "inputs[0].token_ids.ids": "tokenized.input_ids",
+        "inputs[0].token_ids": "tokenized.input_ids",
         "num_sequences": "sampling_params.n",
         "sampling.min_new_tokens": "sampling_params.min_tokens",
         "stop.ignore_eos": "sampling_params.ignore_eos",
@@ -137,10 +141,19 @@ def call_from_pb(
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs if params.HasField("logprobs") else None,
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         num_sequences=params.n or 1,
         constraint=_constraint_from_pb(params),
         adapter=adapter,
     )
+
+
+def embed_from_pb(
+    request: pb.EmbedRequest, *, request_id: str, caller: Principal = ANONYMOUS, adapter: str = ""
+) -> EmbedCall:
+    """Converts an Embed request."""
+    prompt = TokenPrompt(tuple(request.tokenized.input_ids))
+    return EmbedCall(request_id=request_id, prompts=(prompt,), caller=caller.key, adapter=adapter)
 
 
 def prompt_size_from_pb(request: pb.GenerateRequest) -> PromptSize:
@@ -176,6 +189,8 @@ class Answer:
         self._call = call
         self._is_streamed = is_streamed
         self._num_prompt_tokens = 0
+        # What is told of the prompt: with sequence 0, in the first message that it has.
+        self._prompt_tokens: list[GeneratedToken] = []
         # Of each sequence.
         self._tokens: defaultdict[int, list[GeneratedToken]] = defaultdict(list)
 
@@ -185,20 +200,24 @@ class Answer:
         match event.payload:
             case Accepted() as accepted:
                 self._num_prompt_tokens = accepted.num_prompt_tokens
+            case PromptDelta() as part:
+                self._prompt_tokens += part.list_tokens()[1]
             case TokenDelta(tokens=tokens) if tokens:
+                is_first = not self._tokens[index]
                 self._tokens[index] += tokens
                 if self._is_streamed:
-                    return pb.GenerateResponse(chunk=self._make_chunk(tokens, index))
+                    return pb.GenerateResponse(chunk=self._make_chunk(tokens, index, is_first=is_first))
             case Finished() as finished if find_error(finished.finish) is None:
                 return pb.GenerateResponse(complete=self._make_complete(finished, index))
         return None
 
-    def _make_chunk(self, tokens: Sequence[GeneratedToken], index: int) -> pb.GenerateStreamChunk:
+    def _make_chunk(self, tokens: Sequence[GeneratedToken], index: int, *, is_first: bool) -> pb.GenerateStreamChunk:
         return pb.GenerateStreamChunk(
             token_ids=[token.token_id for token in tokens],
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=len(tokens),
             output_logprobs=self._make_logprobs(tokens),
+            input_logprobs=self._make_prompt_logprobs(index) if is_first else None,
             index=index,
         )
 
@@ -211,6 +230,7 @@ class Answer:
             completion_tokens=usage.generated_tokens,
             cached_tokens=usage.cached_prompt_tokens,
             output_logprobs=self._make_logprobs(tokens),
+            input_logprobs=self._make_prompt_logprobs(index),
             index=index,
             **self._find_matched_stop(finished.finish),
         )
@@ -222,11 +242,19 @@ class Answer:
             token_ids=[token.token_id for token in tokens],
             token_logprobs=[token.logprob for token in tokens if token.logprob is not None],
         )
-        for token in tokens if self._call.logprobs else ():
-            message.top_logprobs.add(
-                token_ids=[other.token_id for other in token.top_logprobs],
-                values=[other.logprob for other in token.top_logprobs],
-            )
+        _fill_top(message, tokens if self._call.logprobs else ())
+        return message
+
+    def _make_prompt_logprobs(self, index: int) -> pb.InputLogProbs | None:
+        """What is told of the prompt, which is the same for all sequences."""
+        if not self._prompt_tokens or index:
+            return None
+        tokens = self._prompt_tokens
+        message = pb.InputLogProbs(
+            token_ids=[token.token_id for token in tokens],
+            token_logprobs=[pb.InputTokenLogProb(value=token.logprob) for token in tokens],
+        )
+        _fill_top(message, tokens if self._call.prompt_logprobs else ())
         return message
 
     def _find_matched_stop(self, finish: Finish) -> dict[str, Any]:
@@ -236,6 +264,14 @@ class Answer:
         if finish.stop_token_id in self._call.stop_token_ids:
             return {"matched_token_id": finish.stop_token_id}
         return {}
+
+
+def _fill_top(message: pb.OutputLogProbs | pb.InputLogProbs, tokens: Sequence[GeneratedToken]) -> None:
+    for token in tokens:
+        message.top_logprobs.add(
+            token_ids=[other.token_id for other in token.top_logprobs],
+            values=[other.logprob for other in token.top_logprobs],
+        )
 
 
 def _list_fields(request: pb.GenerateRequest) -> Iterator[tuple[str, Any]]:

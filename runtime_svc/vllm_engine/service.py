@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -25,7 +26,9 @@ from edge.interceptor import describe_call
 from edge.request_id import REQUEST_ID
 from edge.surroundings import bind_request_id, bound_request_id
 from execution.sampling_parameters import CHOSEN
+from execution.text.prompt import PromptSize
 from runtime_svc.admission.capabilities import Capabilities
+from runtime_svc.api.embedding import begin_embedding, read_embedding
 from runtime_svc.api.generation import abort_request, conclude_stream, find_deadline
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
@@ -45,6 +48,7 @@ from runtime_svc.vllm_engine.messages import (
     Answer,
     call_from_pb,
     check_served,
+    embed_from_pb,
     find_error,
     prompt_size_from_pb,
     rename_fields,
@@ -78,16 +82,11 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         check_served(request)
         request_id = request.request_id or bound_request_id()
         convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get(), adapter=self._adapter)
-        try:
+        with _naming_errors():
             deployment = self._deployments.get_for_requests(self._choose().deployment_id)
             describe_call(deployment_id=deployment.deployment_id)
-            call = await deployment.convert(prompt_size_from_pb(request), request.ByteSize(), convert)
+            call = await deployment.convert([prompt_size_from_pb(request)], request.ByteSize(), convert)
             stream = await deployment.generate(call, deadline_s=find_deadline(context))
-        # The client cannot name a deployment: this says nothing of its request, and routers try another runtime.
-        except (DeploymentNotChosen, DeploymentNotFound, DeploymentNotReady) as error:
-            raise EngineNotServing(str(error)) from error
-        except (RequestInvalid, FeatureNotServed, PromptTooLong) as error:
-            raise rename_fields(error) from error
         answer = Answer(call, is_streamed=request.stream)
         with conclude_stream(stream, arrived_ns):
             async for event in stream:
@@ -182,8 +181,32 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             )
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        """Refuses: no deployment embeds."""
-        raise MethodNotServed("Embed", "deployments generate, they do not embed")
+        """Turns a prompt into the vector of its last token, of length 1, as vLLM does by default."""
+        arrived_ns = time.time_ns()
+        if REQUEST_ID.fullmatch(request.request_id):
+            bind_request_id(context, request.request_id)
+        size = PromptSize("token_ids", request.tokenized.ByteSize(), len(request.tokenized.input_ids))
+        convert = partial(
+            embed_from_pb,
+            request,
+            request_id=request.request_id or bound_request_id(),
+            caller=PRINCIPAL.get(),
+            adapter=self._adapter,
+        )
+        with _naming_errors():
+            deployment = self._deployments.get_for_requests(self._choose().deployment_id)
+            describe_call(deployment_id=deployment.deployment_id)
+            if not deployment.require_serving().capabilities.embeddings:
+                raise MethodNotServed("Embed", "the bundle was not compiled with output_embeddings: true")
+            call = await deployment.convert([size], request.ByteSize(), convert)
+            (own,), stream = await begin_embedding(deployment, call, deadline_s=find_deadline(context))
+        with conclude_stream(stream, arrived_ns):
+            async for _ in stream:
+                pass
+        if stream.error is not None:
+            raise stream.error
+        values = read_embedding(own, normalizes=True)
+        return pb.EmbedResponse(embedding=values, prompt_tokens=len(own.prompt_token_ids), embedding_dim=len(values))
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
         """Refuses: there is no prefix cache."""
@@ -230,6 +253,18 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         if len(serving) != 1:
             raise DeploymentNotChosen([one.deployment_id for one in serving])
         return serving[0]
+
+
+@contextmanager
+def _naming_errors() -> Iterator[None]:
+    """Raises what a call is refused for as this API does."""
+    try:
+        yield
+    # The client cannot name a deployment: this says nothing of its request, and routers try another runtime.
+    except (DeploymentNotChosen, DeploymentNotFound, DeploymentNotReady) as error:
+        raise EngineNotServing(str(error)) from error
+    except (RequestInvalid, FeatureNotServed, PromptTooLong) as error:
+        raise rename_fields(error) from error
 
 
 def _describe(deployment: Deployment) -> tuple[Capabilities, Manifest]:

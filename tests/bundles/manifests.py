@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, PROCESSORS, inputs_of
-from bundle.abi.outputs import outputs_of
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, PROMPT_LOGPROBS, inputs_of
+from bundle.abi.outputs import EMBEDDINGS, MAX_PROMPT_CANDIDATES, outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
@@ -44,6 +44,9 @@ DYNAMIC: Final = Sampling(
     top_p=1.0,
     chance="noise_keys",
 )
+#: Numbers of a hidden state.
+HIDDEN_SIZE: Final = 2
+_OF_PROMPTS: Final = {LEFT_PADDED, COMPUTED_CONTEXT, PROMPT_LOGPROBS, EMBEDDINGS}
 #: The flags of executables that sample so and return logits.
 DYNAMIC_FLAGS: Final = ("logits", "noise_keys", "sampling_params", "tokens")
 
@@ -69,8 +72,8 @@ def make_executable(
         "N": num_row_blocks,
         "V": vocab_size,
         "rank_V": vocab_size,
-        "W": -(-vocab_size // 32),
-        "B": vocab_size,
+        "L": min(MAX_PROMPT_CANDIDATES, vocab_size),
+        "H": HIDDEN_SIZE,
     }
     described = {
         "tag": f"{submodel}_{bucket}" + ("_processors" if PROCESSORS in flags else ""),
@@ -80,7 +83,7 @@ def make_executable(
         "inputs": tuple(TensorSpec.of(one, symbols) for one in inputs_of(submodel, set(flags))),
         "outputs": tuple(TensorSpec.of(one, symbols) for one in outputs_of(submodel, set(flags))),
         "state": state_names(num_layers),
-        "flags": tuple(sorted(set(flags) - (set() if row.bucket == "tokens" else {LEFT_PADDED, COMPUTED_CONTEXT}))),
+        "flags": tuple(sorted(set(flags) - (set() if row.computes_prompts else _OF_PROMPTS))),
     }
     return Executable(**(_UNBUILT | described | changes))
 

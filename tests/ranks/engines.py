@@ -18,6 +18,7 @@ from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.prompt_reports import PromptReport
 from runtime_svc.engine.request import (
     Adapter,
     Finish,
@@ -124,6 +125,7 @@ class EngineHarness:
         constrained: ConstrainedOutput | None = None,
         caller: str = "caller",
         ttl_s: float = 60.0,
+        report: PromptReport | None = None,
     ) -> OutputStream | MergedStream:
         self._count += 1
         now_s = asyncio.get_running_loop().time()
@@ -140,6 +142,7 @@ class EngineHarness:
             constrained=constrained,
             owner=owner,
             session=Session(caller, session, ttl_s, now_s) if session else None,
+            report=report,
         )
         requests = request.fan_out(num_sequences)
         texts = [SequenceText(LetterTokenizer(), stop_strings) for _ in requests]  # type: ignore[arg-type]

@@ -83,6 +83,16 @@ def expected_tokens(prompt: Sequence[int], count: int, *, bias: int = BIAS, seed
     return tokens[len(prompt) :]
 
 
+def tell_logprob(token: int, next_id: int) -> float:
+    """The log probability of a token behind another."""
+    return -(token * 4 + next_id) / 8
+
+
+def tell_top(token: int, count: int) -> list[tuple[int, float]]:
+    """The likeliest tokens behind one, with their log probabilities."""
+    return [((token + place) % VOCAB_SIZE, -place / 2) for place in range(count)]
+
+
 class FakeRanks:
     """One rank group, in this process."""
 
@@ -172,6 +182,7 @@ class FakeRanks:
         executable = self._executables[step.tag]
         tokens = [self._compute(step, executable, row) for row in range(executable.batch_size)]
         count = step.top_logprobs
+        reported = {name: self._report(step, executable, name) for name in step.reported}
         return StepResult(
             tokens=[[] if row in self.invalid_rows else [token] for row, token in enumerate(tokens)],
             logprobs=None if count is None else [[-token / 10] for token in tokens],
@@ -180,6 +191,7 @@ class FakeRanks:
             duration_s=self.told_s.get(step.tag, self.step_s),
             logits=_logits(tokens) if step.return_logits else None,
             invalid_rows=self.invalid_rows,
+            reported=reported,
         )
 
     async def load(self) -> None:
@@ -272,6 +284,25 @@ class FakeRanks:
         assert not held or blocks[0] == len(self._kv) - 1 or COMPUTED_CONTEXT in executable.flags, "nothing reads them"
         own = [self._read(blocks, at, own_bias) if at in held else token for at, token in enumerate(tokens, start)]
         return self._next(step, row, [*earlier, *own])
+
+    def _report(self, step: Step, executable: Executable, name: str) -> memoryview[Any]:
+        """What a step says of prompts. A hidden state has a token, or the sum of several, and their number."""
+        inputs, width = step.inputs, executable.num_row_tokens
+        shape = next(one.shape for one in executable.outputs if one.name == name)
+        tokens = [int(token) for token in inputs["input_ids"]]
+        values: list[Any] = []
+        if name == "prompt_logprobs":
+            values = [tell_logprob(one, int(next_id)) for one, next_id in zip(tokens, inputs["next_ids"], strict=True)]
+        elif name in ("prompt_top_ids", "prompt_top_logprobs"):
+            place = ("prompt_top_ids", "prompt_top_logprobs").index(name)
+            values = [pair[place] for token in tokens for pair in tell_top(token, shape[2])]
+        else:
+            for row in range(executable.batch_size):
+                own = tokens[row * width : row * width + int(inputs["num_tokens"][row])]
+                own = own if name == "hidden_sum" else own[-1:]
+                values += [float(sum(own)), float(len(own))]
+        data = array("i" if name == "prompt_top_ids" else "f", values)
+        return memoryview(data).cast("B").cast(data.typecode, list(shape))  # type: ignore[call-overload]
 
     def _find_bias(self, step: Step, row: int) -> int:
         """The bias of the weights and of the row's adapter."""

@@ -134,6 +134,15 @@ class GeneralAttributes:
         COMPILATION, integer(1), default=2, cpu=NEURON_ONLY, neuron=NO_SIZE, compiled=HONOURED
     )
     output_logits: bool = attribute(DEBUGGING, default=False, neuron=NO_SIZE)
+    output_prompt_logprobs: bool = attribute(
+        UNDOCUMENTED,
+        default=False,
+        neuron=NO_SIZE,
+        note="log probabilities of the tokens of prompts, for requests that ask; every prompt pays for them",
+    )
+    output_embeddings: bool = attribute(
+        UNDOCUMENTED, default=False, neuron=NO_SIZE, note="hidden states of prompts behind the last norm, for Embed"
+    )
 
     @property
     def logical_neuron_cores(self) -> int:

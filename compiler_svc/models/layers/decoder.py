@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from bundle.abi.outputs import MAX_PROMPT_CANDIDATES
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.attention import Attention, KvCache
 from compiler_svc.models.layers.linear import Embedding, Linear, cast
@@ -27,6 +29,9 @@ from compiler_svc.models.specs import (
     PreNormSpec,
 )
 from execution.dtypes import TORCH_DTYPES
+
+#: Logits that a step holds at a time while it tells how likely tokens of prompts are: 64 MiB.
+MAX_TOLD_LOGITS: Final = 1 << 24
 
 State = Sequence[Tensor]
 Rotation = tuple[Tensor, Tensor]
@@ -166,6 +171,60 @@ class CausalLm(nn.Module):
         `where` has the inputs that say where the tokens are, and which adapters change them, by name; see
         `StepTokens.of_inputs`. Returns the logits after each row's last token, and the new state.
         """
+        hidden, tokens, new_state = self._run(input_ids, position_ids, state, kind, where)
+        return self._logits(self._normalize(tokens.take_last(hidden))), new_state
+
+    def read_prompts(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        *,
+        state: State,
+        kind: StepKind,
+        next_ids: Tensor | None = None,
+        **where: Tensor,
+    ) -> tuple[RankLogits, list[Tensor], dict[str, Tensor]]:
+        """Runs one step as `forward` does; returns also what `bundle.abi.outputs` says of prompts, by name: hidden
+        states, and log probabilities if the step has `next_ids`, int32 [rows, tokens].
+        """
+        hidden, tokens, new_state = self._run(input_ids, position_ids, state, kind, where)
+        normed = self._normalize(hidden)
+        last, wide = tokens.take_last(normed), cast(normed, torch.float32)
+        # Of padding, code that skips it leaves any numbers.
+        is_token = (tokens.positions >= 0)[:, :, None]
+        said = {
+            "last_hidden": cast(last, torch.float32),
+            "hidden_sum": torch.where(is_token, wide, 0.0).sum(dim=1),
+        }
+        if next_ids is not None:
+            said |= self._tell(normed, next_ids)
+        return self._logits(last), new_state, said
+
+    def _tell(self, normed: Tensor, next_ids: Tensor) -> dict[str, Tensor]:
+        """Tells how likely tokens of prompts are, a few positions at a time: their logits would fill the memory."""
+        rows, width = next_ids.shape
+        count = min(MAX_PROMPT_CANDIDATES, self.vocab_size)
+        size = max(1, MAX_TOLD_LOGITS // (rows * self.vocab_size))
+        pieces = []
+        for start in range(0, width, size):
+            ids = next_ids[:, start : start + size]
+            logits = self._logits(normed[:, start : start + size])
+            logits = replace(logits, part=logits.part.flatten(0, 1))
+            top, top_ids = logits.tell_likeliest(count)
+            pieces.append(
+                (
+                    logits.tell(ids.flatten()).view(ids.shape),
+                    top_ids.view(*ids.shape, count),
+                    top.view(*ids.shape, count),
+                )
+            )
+        names = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
+        return {name: torch.cat(parts, dim=1) for name, parts in zip(names, zip(*pieces, strict=True), strict=True)}
+
+    def _run(
+        self, input_ids: Tensor, position_ids: Tensor, state: State, kind: StepKind, where: Mapping[str, Tensor]
+    ) -> tuple[Tensor, StepTokens, list[Tensor]]:
+        """Runs the layers; returns their last hidden state [rows, tokens, hidden_size], the tokens, the new state."""
         tokens = StepTokens.of_inputs(kind, state[0], position_ids, **where)
         rotations = {
             name: self.get_submodule(name)(tokens.positions, tokens.lengths, self.attention_dtype)
@@ -178,10 +237,14 @@ class CausalLm(nn.Module):
             rotation = None if rope is None else rotations[rope]
             hidden, cache = layer(hidden, rotation, KvCache(keys, values), tokens)
             new_state += [cache.keys, cache.values]
-        return self._logits(tokens.take_last(hidden)), new_state
+        return hidden, tokens, new_state
 
-    def _logits(self, hidden: Tensor) -> RankLogits:
-        normed = self.model.project_out(self.model.norm(hidden))
+    def _normalize(self, hidden: Tensor) -> Tensor:
+        """What the head takes."""
+        normed: Tensor = self.model.project_out(self.model.norm(hidden))
+        return normed
+
+    def _logits(self, normed: Tensor) -> RankLogits:
         if self.lm_head is None:
             part = nn.functional.linear(normed, cast(self.model.embed_tokens.weight, normed.dtype))
         else:

@@ -78,6 +78,33 @@ class RankLogits:
         scores = score_top(top_logits, sums, sampling_params, self.vocab_size)
         return mark_invalid(draw(ids, scores, sampling_params, chance), valid)
 
+    def tell_likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of each row, likeliest first: natural log probabilities f32 [rows, count] and ids int32
+        [rows, count]. Rows whose logits are no numbers have any.
+        """
+        if self.rank is None:
+            logits, ids = take_top(self._wide_part(), count)
+        else:
+            logits, ids, _ = self._take_top(count)
+        return logits - self._log_sums(), ids
+
+    def tell(self, ids: Tensor) -> Tensor:
+        """The natural log probability of one token of each row, f32 [rows]; ids int32 [rows]."""
+        wide, places = self._wide_part(), ids[:, None]
+        if self.rank is not None:
+            places = places - self._first_id()
+        is_own = (places >= 0) & (places < wide.shape[-1])
+        own = wide.gather(-1, torch.where(is_own, places, 0).long())
+        logits = self.ranks.find_largest(torch.where(is_own, own, float("-inf")))
+        return (logits - self._log_sums())[:, 0]
+
+    def _log_sums(self) -> Tensor:
+        """What log probabilities are less than logits by, f32 [rows, 1]."""
+        wide = self._wide_part()
+        largest = self.ranks.find_largest(wide.amax(dim=-1, keepdim=True))
+        parts = (wide - largest).exp().sum(dim=-1, keepdim=True)
+        return largest + self.ranks.all_gather(parts).sum(dim=-1, keepdim=True).log()
+
     def _take_top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens of the whole vocabulary: logits f32 [rows, count], zeros in invalid rows, and ids int32
         [rows, count]; then which rows have numbers, bool [rows, 1]. Each rank contributes as many as may be needed.
@@ -108,6 +135,8 @@ class RankLogits:
         wide, share = cast(self.part, torch.float32), self.part.shape[-1]
         if share * self.ranks.tp_degree == self.vocab_size:
             return wide
+        if self.rank is None:
+            return wide[:, : self.vocab_size]
         ids = torch.arange(share, dtype=torch.int32, device=wide.device) + self._first_id()
         return torch.where(ids < self.vocab_size, wide, float("-inf"))
 

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from bundle.abi.inputs import PROCESSORS, read_sampling_params
-from bundle.abi.submodels import SubmodelName
+from bundle.abi.inputs import read_sampling_params
+from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Executable, Manifest
 from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
@@ -104,8 +104,7 @@ class StepBuilder:
             tag = self._processing[tag].tag
         form = self._forms[tag]
         inputs = form.make_idle()
-        make_chance = _CHANCES[self._chance]
-        top_logprobs, wants_logits = None, False
+        top_logprobs, wants_logits, reported = None, False, dict[str, None]()
         processed: list[ProcessedRow] = []
         for row, values in rows:
             request = row.request
@@ -118,8 +117,11 @@ class StepBuilder:
                 blocks=row.placement.blocks,
                 num_moved=row.num_moved,
                 num_prompt_tokens=len(row.request.prompt_token_ids),
+                next_id=next(iter(request.tokens_at(row.start + row.num_tokens, 1)), None) if request.report else None,
             )
-            form.put_values(inputs, "sampling_params", row.row, values.sampling_params)
+            if request.report is not None and SUBMODELS[plan.executable.submodel].computes_prompts:
+                reported |= dict.fromkeys(request.report.names)
+            form.put_values(inputs, "sampling_params", row.row, read_sampling_params(request.sampling))
             if request.adapter_slot is not None:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
@@ -137,6 +139,7 @@ class StepBuilder:
             return_logits=wants_logits,
             depends_on_previous=plan.depends_on_previous,
             processed=tuple(processed),
+            reported=tuple(reported),
         )
 
     def _add_values(self, request: Request) -> _RowValues:

@@ -159,7 +159,7 @@ class AlternatingSteps:
     def _is_ready(self, request: Request) -> bool:
         """Whether a running request goes on by token_generation."""
         num_computed = request.num_computed_tokens
-        if num_computed and request.num_tokens - num_computed == 1:
+        if num_computed and request.num_tokens - num_computed == 1 and not request.lacks_report:
             return True
         return not self._buckets.find_room(num_computed)
 
@@ -177,10 +177,11 @@ class AlternatingSteps:
         for request in requests:
             if len(placed) == self._buckets.num_context_rows:
                 break
-            start = request.num_computed_tokens or kv.find_prefix(request)
+            may_share = not request.num_computed_tokens and (request.report is None or not request.report.needs_all)
+            start = kv.find_prefix(request) if may_share else request.num_computed_tokens
             if not self._buckets.find_room(start):
                 start = 0
-            if not request.num_computed_tokens and any(kv.will_find_more(request, start, other) for other, _ in placed):
+            if may_share and any(kv.will_find_more(request, start, other) for other, _ in placed):
                 # It starts when it can share what this very step computes.
                 continue
             num_lacking = request.num_tokens - start

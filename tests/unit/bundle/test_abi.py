@@ -69,6 +69,7 @@ def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> Non
         "num_tokens": [1, 1],
         "computed_context_lens": [0, 0],
         "prompt_lens": [0, 0],
+        "next_ids": [3] * 8,
         "live_rows": [0],
         "adapter_ids": [-1, -1],
         "sampling_params": [1.0] * 6,

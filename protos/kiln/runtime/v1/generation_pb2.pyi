@@ -61,6 +61,30 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 6
 """A failure, described in `status`."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _Pooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    """LAST."""
+    POOLING_LAST: _Pooling.ValueType  # 1
+    """That of the last token."""
+    POOLING_MEAN: _Pooling.ValueType  # 2
+    """The mean of those of all tokens. All of the prompt is computed, though the KV cache may hold some of it."""
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
+    """Pooling chooses the vector of a prompt."""
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+"""LAST."""
+POOLING_LAST: Pooling.ValueType  # 1
+"""That of the last token."""
+POOLING_MEAN: Pooling.ValueType  # 2
+"""The mean of those of all tokens. All of the prompt is computed, though the KV cache may hold some of it."""
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     """GenerateRequest is one prompt and how to continue it."""
@@ -780,6 +804,8 @@ class OutputOptions(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
     CAPTURE_INPUTS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Log probability of each token, and of this many alternatives; 0 for the chosen token only. Unset: none. Needs a bundle
     that outputs logits. At most 20.
@@ -788,6 +814,14 @@ class OutputOptions(_message.Message):
     """All logits of each token, before sampling parameters were applied: for examining a model, not for production. Needs a
     bundle that outputs logits. Default false.
     """
+    prompt_logprobs: _builtins.int
+    """The prompt's tokens and text before the first new token, and the log probability of each behind those before it, and
+    of this many alternatives; 0 for the token only. The first token of a prompt has none. Unset: none. At most 20. Only
+    where `Capabilities.prompt_logprobs` is true. Such a request computes all of its prompt, though the KV cache may hold
+    some of it.
+    """
+    echo: _builtins.bool
+    """The prompt's tokens and text before the first new token. Default false."""
     @_builtins.property
     def capture_inputs(self) -> Global___InputCapture:
         """Write the inputs of some of the request's steps to a file on the runtime's host, which Finished names. Needs a runtime
@@ -800,14 +834,21 @@ class OutputOptions(_message.Message):
         logprobs: _builtins.int | None = ...,
         logits: _builtins.bool = ...,
         capture_inputs: Global___InputCapture | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        echo: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "capture_inputs", b"capture_inputs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "capture_inputs", b"capture_inputs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "capture_inputs", b"capture_inputs", "logits", b"logits", "logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "capture_inputs", b"capture_inputs", "echo", b"echo", "logits", b"logits", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
@@ -853,6 +894,7 @@ class GenerateResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
     """Position of the event in the stream, from 0 without gaps."""
     sequence_index: _builtins.int
@@ -871,6 +913,10 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """The sequence ended. Always last of its sequence."""
 
+    @_builtins.property
+    def prompt(self) -> Global___PromptDelta:
+        """Tokens of the prompt, where asked for: in order, before the first delta of sequence 0, once for all sequences."""
+
     def __init__(
         self,
         *,
@@ -880,12 +926,13 @@ class GenerateResponse(_message.Message):
         accepted: Global___Accepted | None = ...,
         delta: Global___TokenDelta | None = ...,
         finished: Global___Finished | None = ...,
+        prompt: Global___PromptDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "sequence_index", b"sequence_index", "sequence_number", b"sequence_number", "weight_epoch", b"weight_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "sequence_index", b"sequence_index", "sequence_number", b"sequence_number", "weight_epoch", b"weight_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "prompt"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -962,8 +1009,36 @@ class TokenDelta(_message.Message):
 Global___TokenDelta: _TypeAlias = TokenDelta  # noqa: Y015
 
 @_typing.final
+class PromptDelta(_message.Message):
+    """PromptDelta holds tokens of the prompt since the previous event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Their text. The bytes of an unfinished character wait for the next such event; special tokens have no text."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """The tokens. What was cut from a prompt that was too long is not among them."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptDelta: _TypeAlias = PromptDelta  # noqa: Y015
+
+@_typing.final
 class Token(_message.Message):
-    """Token is one generated token."""
+    """Token is one token, generated or of the prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -972,12 +1047,17 @@ class Token(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
+    TEXT_OFFSET_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Id."""
     text: _builtins.str
     """The token by itself, as text; bytes that are no character by themselves show as U+FFFD."""
     logprob: _builtins.float
     """Natural logarithm of its probability before sampling parameters were applied."""
+    text_offset: _builtins.int
+    """Where its text begins, in characters of the text of its sequence, or of the prompt; tokens that make up one character
+    begin where that begins. Set with log probabilities and for tokens of the prompt, if the bundle has a tokenizer.
+    """
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Most likely tokens at this position, best first."""
@@ -994,14 +1074,20 @@ class Token(_message.Message):
         logprob: _builtins.float | None = ...,
         top_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         logits: _abc.Iterable[_builtins.float] | None = ...,
+        text_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "_text_offset", b"_text_offset", "logprob", b"logprob", "text_offset", b"text_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "id", b"id", "logits", b"logits", "logprob", b"logprob", "text", b"text", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "_text_offset", b"_text_offset", "id", b"id", "logits", b"logits", "logprob", b"logprob", "text", b"text", "text_offset", b"text_offset", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    _WhichOneofReturnType__text_offset: _TypeAlias = _typing.Literal["text_offset"]  # noqa: Y015
+    _WhichOneofArgType__text_offset: _TypeAlias = _typing.Literal["_text_offset", b"_text_offset"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text_offset) -> _WhichOneofReturnType__text_offset | None: ...
 
 Global___Token: _TypeAlias = Token  # noqa: Y015
 
@@ -1048,6 +1134,7 @@ class Finished(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     CAPTURED_INPUTS_PATH_FIELD_NUMBER: _builtins.int
     CAPTURE_STATUS_FIELD_NUMBER: _builtins.int
+    CUMULATIVE_LOGPROB_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why."""
     stop_string: _builtins.str
@@ -1056,6 +1143,8 @@ class Finished(_message.Message):
     """The stop token."""
     captured_inputs_path: _builtins.str
     """File of captured inputs on the runtime's host; empty where none were asked for, or the file could not be written."""
+    cumulative_logprob: _builtins.float
+    """Sum of the log probabilities of the reported tokens. Set with `output.logprobs`."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """What it cost, partial when the sequence failed."""
@@ -1078,13 +1167,19 @@ class Finished(_message.Message):
         status: _status_pb2.Status | None = ...,
         captured_inputs_path: _builtins.str = ...,
         capture_status: _status_pb2.Status | None = ...,
+        cumulative_logprob: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capture_status", b"capture_status", "matched_stop", b"matched_stop", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob", "capture_status", b"capture_status", "cumulative_logprob", b"cumulative_logprob", "matched_stop", b"matched_stop", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_status", b"capture_status", "captured_inputs_path", b"captured_inputs_path", "matched_stop", b"matched_stop", "reason", b"reason", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob", "capture_status", b"capture_status", "captured_inputs_path", b"captured_inputs_path", "cumulative_logprob", b"cumulative_logprob", "matched_stop", b"matched_stop", "reason", b"reason", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cumulative_logprob: _TypeAlias = _typing.Literal["cumulative_logprob"]  # noqa: Y015
+    _WhichOneofArgType__cumulative_logprob: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob"]  # noqa: Y015
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cumulative_logprob) -> _WhichOneofReturnType__cumulative_logprob | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_matched_stop) -> _WhichOneofReturnType_matched_stop | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
@@ -1186,6 +1281,150 @@ class BucketUsage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BucketUsage: _TypeAlias = BucketUsage  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    """EmbedRequest holds prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    deployment_id: _builtins.str
+    """Deployment to use. Required."""
+    request_id: _builtins.str
+    """Client-chosen id for Abort and logs, as of Generate. Default: the `x-request-id` of the call's metadata, or else one
+    that the server makes.
+    """
+    pooling: Global___Pooling.ValueType
+    """Which vector stands for a prompt. Default: LAST."""
+    normalize: _builtins.bool
+    """Divide each vector by its length. Default false."""
+    adapter: _builtins.str
+    """Adapter that changes the model for this request, as of Generate."""
+    cache_salt: _builtins.str
+    """Shares cached prefixes with the caller's requests of the same salt only, as of Generate."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
+        """The prompts: 1 to `Capabilities.max_num_sequences`. Each counts as a request in the queue."""
+
+    def __init__(
+        self,
+        *,
+        deployment_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
+        pooling: Global___Pooling.ValueType = ...,
+        normalize: _builtins.bool = ...,
+        adapter: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "deployment_id", b"deployment_id", "inputs", b"inputs", "normalize", b"normalize", "pooling", b"pooling", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbedInput(_message.Message):
+    """EmbedInput is one prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, tokenized with the tokenizer's own special tokens."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, used as they are."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    """EmbedResponse holds the vectors of prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_EPOCH_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Id that the request had."""
+    weight_epoch: _builtins.int
+    """Weight epoch of the target role that computed them."""
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """One for each prompt, in their order."""
+
+    def __init__(
+        self,
+        *,
+        embeddings: _abc.Iterable[Global___Embedding] | None = ...,
+        request_id: _builtins.str = ...,
+        weight_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "request_id", b"request_id", "weight_epoch", b"weight_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class Embedding(_message.Message):
+    """Embedding is the vector of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
+    cached_prompt_tokens: _builtins.int
+    """Of those, tokens found in the KV cache."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The numbers, as many as the model's hidden state has."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "prompt_tokens", b"prompt_tokens", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):

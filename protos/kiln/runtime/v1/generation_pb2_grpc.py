@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/kiln.runtime.v1.GenerationService/Embed',
+                request_serializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/kiln.runtime.v1.GenerationService/Abort',
                 request_serializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -86,6 +91,17 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
+        prompts of a call are computed as sequences of one request, and wait for slots as Generate's do; one that fails ends
+        all. A client that leaves, and the call's deadline, free the slots.
+        Errors: those of Generate but for what concerns sessions, captures and slow readers. INVALID_ARGUMENT/FEATURE_NOT_SERVED
+        unless `Capabilities.embeddings` is true.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
         or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
@@ -120,6 +136,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=kiln_dot_runtime_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -165,6 +186,33 @@ class GenerationService:
             '/kiln.runtime.v1.GenerationService/Generate',
             kiln_dot_runtime_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             kiln_dot_runtime_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.runtime.v1.GenerationService/Embed',
+            kiln_dot_runtime_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            kiln_dot_runtime_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,13 @@ class GenerationServiceStub:
     client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_generation_pb2.EmbedRequest, _generation_pb2.EmbedResponse]
+    """Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
+    prompts of a call are computed as sequences of one request, and wait for slots as Generate's do; one that fails ends
+    all. A client that leaves, and the call's deadline, free the slots.
+    Errors: those of Generate but for what concerns sessions, captures and slow readers. INVALID_ARGUMENT/FEATURE_NOT_SERVED
+    unless `Capabilities.embeddings` is true.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
     or with the scope `admin` anybody's if the caller has none with the id. Those of others are as if they had ended.
@@ -95,6 +102,13 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
     client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
+    """
+    Embed: _aio.UnaryUnaryMultiCallable[_generation_pb2.EmbedRequest, _generation_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
+    prompts of a call are computed as sequences of one request, and wait for slots as Generate's do; one that fails ends
+    all. A client that leaves, and the call's deadline, free the slots.
+    Errors: those of Generate but for what concerns sessions, captures and slow readers. INVALID_ARGUMENT/FEATURE_NOT_SERVED
+    unless `Capabilities.embeddings` is true.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
@@ -140,6 +154,19 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
         client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
         DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _generation_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.EmbedResponse, _abc.Awaitable[_generation_pb2.EmbedResponse]]:
+        """Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
+        prompts of a call are computed as sequences of one request, and wait for slots as Generate's do; one that fails ends
+        all. A client that leaves, and the call's deadline, free the slots.
+        Errors: those of Generate but for what concerns sessions, captures and slow readers. INVALID_ARGUMENT/FEATURE_NOT_SERVED
+        unless `Capabilities.embeddings` is true.
         """
 
     @_abc_1.abstractmethod

@@ -9,10 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bundle.abi.inputs import PROMPT_LOGPROBS
+from bundle.abi.outputs import EMBEDDINGS
 from bundle.manifest import Sampling
 from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.golden.errors import GoldenMismatch
+from compiler_svc.models.layers import decoder
+from compiler_svc.models.layers.decoder import CausalLm
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.export import TracedSubmodel, export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
@@ -27,6 +31,15 @@ GREEDY = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=64)
 BAKED = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", top_k=20, top_p=0.9, temperature=0.7)
 DETERMINISTIC = msgspec.structs.replace(BAKED, deterministic=True, chance="rand")
+
+#: Executables that say of prompts all that there is to say; some of them cannot return logits to clients.
+SAYS_ALL: dict[str, Any] = {
+    "optional_inputs": (PROMPT_LOGPROBS, EMBEDDINGS),
+    "reads_context": True,
+    "skips_idle": True,
+    "output_logits": False,
+    "returns_internal": True,
+}
 
 Check = Callable[[TinyModel, UnpublishedBundle], GoldenResult]
 
@@ -108,6 +121,33 @@ def test_logits_behind_tokens_and_of_several_ranks_are_compared(
     assert [one.num_steps for one in result.executables] == [2, 8]
     check_deviations(result)
     assert sum(one.num_ties for one in result.executables) == 0
+
+
+@pytest.mark.parametrize("tp_degree", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_what_executables_say_of_prompts_is_compared(
+    check: Check, tiny: TinyModel, tmp_path: Path, tp_degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head computes five positions at a time."""
+    monkeypatch.setattr(decoder, "MAX_TOLD_LOGITS", 5 * 211)
+    bundle = bundle_of(tiny, tmp_path, tp_degree=tp_degree, sampling=GREEDY, **SAYS_ALL)
+    said = {spec.name: spec.shape for spec in bundle.manifest.executables[0].outputs}
+    assert said.items() >= {"prompt_logprobs": (1, 16), "prompt_top_ids": (1, 16, 20), "hidden_sum": (1, 64)}.items()
+    assert not {spec.name for spec in bundle.manifest.executables[1].outputs} & {"prompt_logprobs", "hidden_sum"}
+    check_deviations(check(tiny, bundle))
+
+
+@pytest.mark.parametrize("name", ["prompt_logprobs", "prompt_top_logprobs", "last_hidden", "hidden_sum"])
+def test_false_words_on_prompts_are_found(
+    check: Check, tiny: TinyModel, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_falsely(*args: Any, **inputs: Any) -> Any:
+        logits, state, said = read_prompts(*args, **inputs)
+        return logits, state, said | {name: said[name] * 1.001}
+
+    read_prompts = CausalLm.read_prompts
+    monkeypatch.setattr(CausalLm, "read_prompts", read_falsely)
+    with pytest.raises(GoldenMismatch, match=name):
+        check(tiny, bundle_of(tiny, tmp_path, sampling=GREEDY, **SAYS_ALL))
 
 
 def test_executables_of_v0_1_have_tokens_only(check: Check, tiny: TinyModel, tmp_path: Path) -> None:

@@ -219,7 +219,6 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
 @pytest.mark.parametrize(
     ("method", "request_"),
     [
-        ("Embed", pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[5]))),
         ("FlushCache", common_pb2.FlushCacheRequest()),
         ("StartProfile", common_pb2.StartProfileRequest()),
         ("StopProfile", common_pb2.StopProfileRequest()),

@@ -38,6 +38,7 @@ _BLOCKS: Final = {"is_block_kv_layout": True, "pa_num_blocks": 6, "pa_block_size
 _PREFIXES: Final = {"is_prefix_caching": True, "prefix_buckets": [16, 32]}
 _BATCHES: Final = {"batch_size": 4, "enable_bucketing": True, "token_generation_buckets": [32]}
 _LISTS: Final = {"context_encoding_buckets": [8, 32], "token_generation_buckets": [16, 32]}
+_PROMPT_LOGPROBS: Final = "prompt_logprobs prompt_top_ids prompt_top_logprobs"
 _GREEDY: Final = {"on_device_sampling_config": {}}
 _QUANTIZED: Final = {"quantized": True}
 
@@ -90,11 +91,8 @@ PLAN_CASES: Final = (
     PlanCase({}, {"skip_warmup": True}, {"skips warm-up": (False, True)}),
     # The graph of one rank may be the same: it returns its logits anyway, for the golden check.
     PlanCase(_GREEDY, {"output_logits": True}, {"outputs": ("tokens rank_logits", "tokens logits")}),
-    PlanCase(
-        _GREEDY,
-        {"logit_processors": True},
-        {"prompts": ("32", "32 32_processors"), "decodes": ("32", "32 32_processors")},
-    ),
+    PlanCase({}, {"output_prompt_logprobs": True}, {"prompt outputs": ("", _PROMPT_LOGPROBS)}),
+    PlanCase({}, {"output_embeddings": True}, {"prompt outputs": ("", "last_hidden hidden_sum")}),
 )
 
 GRAPH_CASES: Final = (

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bundle.abi.outputs import OUTPUTS
 from compiler_svc.config import resolve_config
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.trace.export import export_submodel, render_graph
@@ -44,6 +45,9 @@ def describe(planned: BuildPlan) -> dict[str, Any]:
         "prefill rows": dict(_shapes(planned.submodels[0]))["input_ids"][0],
         "decode rows": dict(_shapes(planned.submodels[-1]))["input_ids"][0],
         "outputs": " ".join(tensor.name for tensor in planned.submodels[-1].outputs),
+        "prompt outputs": " ".join(
+            tensor.name for tensor in planned.submodels[0].outputs if OUTPUTS[tensor.name].is_reported
+        ),
         "slots": model.num_slots,
         "KV positions": model.max_length,
         "blocks": (model.num_blocks, model.block_tokens),

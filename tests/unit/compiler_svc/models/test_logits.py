@@ -164,27 +164,17 @@ def test_row_of_nothing_but_negative_infinity_is_marked() -> None:
     assert [tokens.tolist() for tokens in run_ranks(4, lambda rank: parts[rank].greedy())] == [[INVALID_ROW]] * 4
 
 
-@pytest.mark.parametrize(("tp_degree", "global_topk"), [(1, 20), (3, 20), (2, 0)])
-def test_processed_rows_get_the_tokens_that_the_host_picks(tp_degree: int, global_topk: int) -> None:
-    """Random parameters of all processors, behind random numbers."""
-    draw = random.Random(tp_degree)
-    for number in range(40):
-        logits = draw_logits(10, 50, seed=number, dtype=torch.bfloat16)
-        rows = [draw_row(draw, row, 50) for row in range(10)]
-        params = torch.tensor([read_sampling_params(row.sampling) for row in rows])
-        rand = torch.rand(10, 1, generator=torch.Generator().manual_seed(number))
-        expected = sample_processed(logits, params, rand, rows, global_topk)
-        changes, parts = make_changes(rows, 50), divide(logits, tp_degree)
-
-        def pick(
-            rank: int,
-            parts: list[RankLogits] = parts,
-            params: Tensor = params,
-            rand: Tensor = rand,
-            changes: dict[str, Tensor] = changes,
-        ) -> Tensor:
-            changed = parts[rank].change(changes)
-            return changed.sample(params, rand, global_topk, needs_total=True, cuts=changes["cuts"])
-
-        for tokens in run_ranks(tp_degree, pick):
-            assert tokens.equal(expected)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab_size", "tp_degree"), [(24, 1), (24, 2), (23, 4), (22, 7), (9, 8)])
+def test_log_probabilities(vocab_size: int, tp_degree: int, dtype: torch.dtype) -> None:
+    logits = draw_logits(5, vocab_size, seed=2, dtype=dtype)
+    ids = torch.tensor([0, vocab_size - 1, 3, 7, 5], dtype=torch.int32)
+    expected = logits.float().log_softmax(dim=-1)
+    parts = divide(logits, tp_degree)
+    for told in run_ranks(tp_degree, lambda rank: parts[rank].tell(ids)):
+        torch.testing.assert_close(told, expected.gather(-1, ids.long()[:, None])[:, 0], atol=1e-5, rtol=0)
+    for top, top_ids in run_ranks(tp_degree, lambda rank: parts[rank].tell_likeliest(6)):
+        torch.testing.assert_close(top, expected.topk(6, dim=-1).values, atol=1e-5, rtol=0)
+        # Of equally likely tokens, the lowest ids come first.
+        order = sorted(range(vocab_size), key=lambda token: (-float(logits[2, token]), token))
+        assert top_ids[2].tolist() == order[:6]

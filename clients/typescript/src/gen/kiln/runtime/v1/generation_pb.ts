@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/generation.proto.
  */
 export const file_kiln_runtime_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIuUECg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAkSMgoMc3RhbGxfcG9saWN5GA4gASgLMhwua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5EhIKCmNhY2hlX3NhbHQYDyABKAkSLgoLc2Vzc2lvbl90dGwYECABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CCAoGcHJvbXB0QhAKDl9udW1fc2VxdWVuY2VzQgsKCV9wcmlvcml0eSLJAQoLU3RhbGxQb2xpY3kSMwoGYWN0aW9uGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5LkFjdGlvbhIqCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIlkKBkFjdGlvbhIWChJBQ1RJT05fVU5TUEVDSUZJRUQQABIQCgxBQ1RJT05fQUJPUlQQARIQCgxBQ1RJT05fUEFVU0UQAhITCg9BQ1RJT05fQ09BTEVTQ0UQAyK4AQoQT3V0cHV0Q29uc3RyYWludBIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEhUKC2pzb25fb2JqZWN0GAIgASgISAASDwoFcmVnZXgYAyABKAlIABIRCgdncmFtbWFyGAQgASgJSAASKwoHY2hvaWNlcxgFIAEoCzIYLmtpbG4ucnVudGltZS52MS5DaG9pY2VzSAASFwoPanNvbl93aGl0ZXNwYWNlGAYgASgIQgwKCmNvbnN0cmFpbnQiGAoHQ2hvaWNlcxINCgV0ZXh0cxgBIAMoCSKfAQoEQ2hhdBIuCghtZXNzYWdlcxgBIAMoCzIcLmtpbG4ucnVudGltZS52MS5DaGF0TWVzc2FnZRISCgp0b29sc19qc29uGAIgAygJEiIKFWFkZF9nZW5lcmF0aW9uX3Byb21wdBgDIAEoCEgAiAEBEhUKDWNoYXRfdGVtcGxhdGUYBCABKAlCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCKqAgoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIUCgdjb250ZW50GAIgASgJSACIAQESMwoNY29udGVudF9wYXJ0cxgDIAMoCzIcLmtpbG4ucnVudGltZS52MS5Db250ZW50UGFydBItCgp0b29sX2NhbGxzGAQgAygLMhkua2lsbi5ydW50aW1lLnYxLlRvb2xDYWxsEhQKDHRvb2xfY2FsbF9pZBgFIAEoCRIMCgRuYW1lGAYgASgJEhkKEXJlYXNvbmluZ19jb250ZW50GAcgASgJEhUKCHRoaW5raW5nGAggASgJSAGIAQESFgoJcmVhc29uaW5nGAkgASgJSAKIAQFCCgoIX2NvbnRlbnRCCwoJX3RoaW5raW5nQgwKCl9yZWFzb25pbmcioAEKC0NvbnRlbnRQYXJ0Eg4KBHRleHQYASABKAlIABInCgVpbWFnZRgCIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAEicKBWF1ZGlvGAMgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSAASJwoFdmlkZW8YBCABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIAEIGCgRwYXJ0IkQKBU1lZGlhEg0KA3VybBgBIAEoCUgAEg4KBGRhdGEYAiABKAxIABISCgptZWRpYV90eXBlGAMgASgJQggKBnNvdXJjZSI8CghUb29sQ2FsbBIKCgJpZBgBIAEoCRIMCgRuYW1lGAIgASgJEhYKDmFyZ3VtZW50c19qc29uGAMgASgJIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSK9BQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEQoEc2VlZBgEIAEoBEgDiAEBEhIKBW1pbl9wGAUgASgCSASIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYBiABKAJIBYgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAcgASgCSAaIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAggASgCSAeIAQESQgoKbG9naXRfYmlhcxgJIAMoCzIuLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcy5Mb2dpdEJpYXNFbnRyeRIWCgl0eXBpY2FsX3AYCiABKAJICIgBARIhChRub19yZXBlYXRfbmdyYW1fc2l6ZRgLIAEoBUgJiAEBEiwKCWJhZF93b3JkcxgMIAMoCzIZLmtpbG4ucnVudGltZS52MS5Ub2tlbklkcxIbCg5taW5fbmV3X3Rva2VucxgNIAEoBUgKiAEBEhkKEWFsbG93ZWRfdG9rZW5faWRzGA4gAygFEhgKEGZvcmNlZF90b2tlbl9pZHMYDyADKAUaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIHCgVfc2VlZEIICgZfbWluX3BCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHlCDAoKX3R5cGljYWxfcEIXChVfbm9fcmVwZWF0X25ncmFtX3NpemVCEQoPX21pbl9uZXdfdG9rZW5zIpYBCg5TdG9wQ29uZGl0aW9ucxIbCg5tYXhfbmV3X3Rva2VucxgBIAEoBUgAiAEBEhQKDHN0b3Bfc3RyaW5ncxgCIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgDIAMoBRIXCgppZ25vcmVfZW9zGAQgASgISAGIAQFCEQoPX21heF9uZXdfdG9rZW5zQg0KC19pZ25vcmVfZW9zInoKDU91dHB1dE9wdGlvbnMSFQoIbG9ncHJvYnMYASABKAVIAIgBARIOCgZsb2dpdHMYAiABKAgSNQoOY2FwdHVyZV9pbnB1dHMYAyABKAsyHS5raWxuLnJ1bnRpbWUudjEuSW5wdXRDYXB0dXJlQgsKCV9sb2dwcm9icyJICgxJbnB1dENhcHR1cmUSEgoKZmlyc3Rfc3RlcBgBIAEoBRIWCgludW1fc3RlcHMYAiABKAVIAIgBAUIMCgpfbnVtX3N0ZXBzIu4BChBHZW5lcmF0ZVJlc3BvbnNlEhcKD3NlcXVlbmNlX251bWJlchgBIAEoAxIWCg5zZXF1ZW5jZV9pbmRleBgCIAEoBRIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSLQoIYWNjZXB0ZWQYBCABKAsyGS5raWxuLnJ1bnRpbWUudjEuQWNjZXB0ZWRIABIsCgVkZWx0YRgFIAEoCzIbLmtpbG4ucnVudGltZS52MS5Ub2tlbkRlbHRhSAASLQoIZmluaXNoZWQYBiABKAsyGS5raWxuLnJ1bnRpbWUudjEuRmluaXNoZWRIAEIHCgVldmVudCKfAQoIQWNjZXB0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRIaChJwcm9tcHRfdG9rZW5fY291bnQYAiABKAUSMQoIc2FtcGxpbmcYAyABKAsyHy5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMSFgoObWF4X25ld190b2tlbnMYBCABKAUSGAoQdHJ1bmNhdGVkX3Rva2VucxgFIAEoBSJCCgpUb2tlbkRlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIogBCgVUb2tlbhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEhQKB2xvZ3Byb2IYAyABKAJIAIgBARIzCgx0b3BfbG9ncHJvYnMYBCADKAsyHS5raWxuLnJ1bnRpbWUudjEuVG9rZW5Mb2dwcm9iEg4KBmxvZ2l0cxgFIAMoAkIKCghfbG9ncHJvYiI5CgxUb2tlbkxvZ3Byb2ISCgoCaWQYASABKAUSDAoEdGV4dBgCIAEoCRIPCgdsb2dwcm9iGAMgASgCIo4CCghGaW5pc2hlZBItCgZyZWFzb24YASABKA4yHS5raWxuLnJ1bnRpbWUudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEiUKBXVzYWdlGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLlVzYWdlEiIKBnN0YXR1cxgFIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhwKFGNhcHR1cmVkX2lucHV0c19wYXRoGAYgASgJEioKDmNhcHR1cmVfc3RhdHVzGAcgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNCDgoMbWF0Y2hlZF9zdG9wIscCCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgFEhwKFGNhY2hlZF9wcm9tcHRfdG9rZW5zGAIgASgFEhgKEGdlbmVyYXRlZF90b2tlbnMYAyABKAUSMQoOcXVldWVfZHVyYXRpb24YBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMwoQcHJlZmlsbF9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIyCg9kZWNvZGVfZHVyYXRpb24YBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLQoHYnVja2V0cxgHIAMoCzIcLmtpbG4ucnVudGltZS52MS5CdWNrZXRVc2FnZRIRCglrdl9ibG9ja3MYCCABKAUSEQoJa3ZfdG9rZW5zGAkgASgFIlYKC0J1Y2tldFVzYWdlEhAKCHN1Ym1vZGVsGAEgASgJEg4KBmJ1Y2tldBgCIAMoBRINCgVzdGVwcxgDIAEoBRIWCg5wYWRkaW5nX3Rva2VucxgEIAEoAyI5CgxBYm9ydFJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJIp8BCg1BYm9ydFJlc3BvbnNlEjcKB291dGNvbWUYASABKA4yJi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZS5PdXRjb21lIlUKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhMKD09VVENPTUVfQUJPUlRFRBABEhwKGE9VVENPTUVfQUxSRUFEWV9GSU5JU0hFRBACImkKD1Rva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABIlCgRjaGF0GAMgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIAEIICgZwcm9tcHQiJQoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKAUidwoRRGV0b2tlbml6ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKAUSIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJKtABCgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhwKGEZJTklTSF9SRUFTT05fU1RPUF9UT0tFThABEh0KGUZJTklTSF9SRUFTT05fU1RPUF9TVFJJTkcQAhIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBADEhYKEkZJTklTSF9SRUFTT05fVElNRRAEEhkKFUZJTklTSF9SRUFTT05fQUJPUlRFRBAFEhcKE0ZJTklTSF9SRUFTT05fRVJST1IQBjLWAgoRR2VuZXJhdGlvblNlcnZpY2USUQoIR2VuZXJhdGUSIC5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXF1ZXN0GiEua2lsbi5ydW50aW1lLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJGCgVBYm9ydBIdLmtpbG4ucnVudGltZS52MS5BYm9ydFJlcXVlc3QaHi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZRJPCghUb2tlbml6ZRIgLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuVG9rZW5pemVSZXNwb25zZRJVCgpEZXRva2VuaXplEiIua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_rpc_status]);
+  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIuUECg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAkSMgoMc3RhbGxfcG9saWN5GA4gASgLMhwua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5EhIKCmNhY2hlX3NhbHQYDyABKAkSLgoLc2Vzc2lvbl90dGwYECABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CCAoGcHJvbXB0QhAKDl9udW1fc2VxdWVuY2VzQgsKCV9wcmlvcml0eSLJAQoLU3RhbGxQb2xpY3kSMwoGYWN0aW9uGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5LkFjdGlvbhIqCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIlkKBkFjdGlvbhIWChJBQ1RJT05fVU5TUEVDSUZJRUQQABIQCgxBQ1RJT05fQUJPUlQQARIQCgxBQ1RJT05fUEFVU0UQAhITCg9BQ1RJT05fQ09BTEVTQ0UQAyKfAQoQT3V0cHV0Q29uc3RyYWludBIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEhUKC2pzb25fb2JqZWN0GAIgASgISAASDwoFcmVnZXgYAyABKAlIABIRCgdncmFtbWFyGAQgASgJSAASKwoHY2hvaWNlcxgFIAEoCzIYLmtpbG4ucnVudGltZS52MS5DaG9pY2VzSABCDAoKY29uc3RyYWludCIYCgdDaG9pY2VzEg0KBXRleHRzGAEgAygJIp8BCgRDaGF0Ei4KCG1lc3NhZ2VzGAEgAygLMhwua2lsbi5ydW50aW1lLnYxLkNoYXRNZXNzYWdlEhIKCnRvb2xzX2pzb24YAiADKAkSIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAMgASgISACIAQESFQoNY2hhdF90ZW1wbGF0ZRgEIAEoCUIYChZfYWRkX2dlbmVyYXRpb25fcHJvbXB0IqoCCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEhQKB2NvbnRlbnQYAiABKAlIAIgBARIzCg1jb250ZW50X3BhcnRzGAMgAygLMhwua2lsbi5ydW50aW1lLnYxLkNvbnRlbnRQYXJ0Ei0KCnRvb2xfY2FsbHMYBCADKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9vbENhbGwSFAoMdG9vbF9jYWxsX2lkGAUgASgJEgwKBG5hbWUYBiABKAkSGQoRcmVhc29uaW5nX2NvbnRlbnQYByABKAkSFQoIdGhpbmtpbmcYCCABKAlIAYgBARIWCglyZWFzb25pbmcYCSABKAlIAogBAUIKCghfY29udGVudEILCglfdGhpbmtpbmdCDAoKX3JlYXNvbmluZyKgAQoLQ29udGVudFBhcnQSDgoEdGV4dBgBIAEoCUgAEicKBWltYWdlGAIgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSAASJwoFYXVkaW8YAyABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIABInCgV2aWRlbxgEIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAQgYKBHBhcnQiRAoFTWVkaWESDQoDdXJsGAEgASgJSAASDgoEZGF0YRgCIAEoDEgAEhIKCm1lZGlhX3R5cGUYAyABKAlCCAoGc291cmNlIjwKCFRvb2xDYWxsEgoKAmlkGAEgASgJEgwKBG5hbWUYAiABKAkSFgoOYXJndW1lbnRzX2pzb24YAyABKAkiFwoIVG9rZW5JZHMSCwoDaWRzGAEgAygFIr0FCg5TYW1wbGluZ1BhcmFtcxIYCgt0ZW1wZXJhdHVyZRgBIAEoAkgAiAEBEhIKBXRvcF9rGAIgASgFSAGIAQESEgoFdG9wX3AYAyABKAJIAogBARIRCgRzZWVkGAQgASgESAOIAQESEgoFbWluX3AYBSABKAJIBIgBARIeChFmcmVxdWVuY3lfcGVuYWx0eRgGIAEoAkgFiAEBEh0KEHByZXNlbmNlX3BlbmFsdHkYByABKAJIBogBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYCCABKAJIB4gBARJCCgpsb2dpdF9iaWFzGAkgAygLMi4ua2lsbi5ydW50aW1lLnYxLlNhbXBsaW5nUGFyYW1zLkxvZ2l0Qmlhc0VudHJ5EhYKCXR5cGljYWxfcBgKIAEoAkgIiAEBEiEKFG5vX3JlcGVhdF9uZ3JhbV9zaXplGAsgASgFSAmIAQESLAoJYmFkX3dvcmRzGAwgAygLMhkua2lsbi5ydW50aW1lLnYxLlRva2VuSWRzEhsKDm1pbl9uZXdfdG9rZW5zGA0gASgFSAqIAQESGQoRYWxsb3dlZF90b2tlbl9pZHMYDiADKAUSGAoQZm9yY2VkX3Rva2VuX2lkcxgPIAMoBRowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQgcKBV9zZWVkQggKBl9taW5fcEIUChJfZnJlcXVlbmN5X3BlbmFsdHlCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFQoTX3JlcGV0aXRpb25fcGVuYWx0eUIMCgpfdHlwaWNhbF9wQhcKFV9ub19yZXBlYXRfbmdyYW1fc2l6ZUIRCg9fbWluX25ld190b2tlbnMilgEKDlN0b3BDb25kaXRpb25zEhsKDm1heF9uZXdfdG9rZW5zGAEgASgFSACIAQESFAoMc3RvcF9zdHJpbmdzGAIgAygJEhYKDnN0b3BfdG9rZW5faWRzGAMgAygFEhcKCmlnbm9yZV9lb3MYBCABKAhIAYgBAUIRCg9fbWF4X25ld190b2tlbnNCDQoLX2lnbm9yZV9lb3MiugEKDU91dHB1dE9wdGlvbnMSFQoIbG9ncHJvYnMYASABKAVIAIgBARIOCgZsb2dpdHMYAiABKAgSNQoOY2FwdHVyZV9pbnB1dHMYAyABKAsyHS5raWxuLnJ1bnRpbWUudjEuSW5wdXRDYXB0dXJlEhwKD3Byb21wdF9sb2dwcm9icxgEIAEoBUgBiAEBEgwKBGVjaG8YBSABKAhCCwoJX2xvZ3Byb2JzQhIKEF9wcm9tcHRfbG9ncHJvYnMiSAoMSW5wdXRDYXB0dXJlEhIKCmZpcnN0X3N0ZXAYASABKAUSFgoJbnVtX3N0ZXBzGAIgASgFSACIAQFCDAoKX251bV9zdGVwcyKeAgoQR2VuZXJhdGVSZXNwb25zZRIXCg9zZXF1ZW5jZV9udW1iZXIYASABKAMSFgoOc2VxdWVuY2VfaW5kZXgYAiABKAUSFAoMd2VpZ2h0X2Vwb2NoGAMgASgDEi0KCGFjY2VwdGVkGAQgASgLMhkua2lsbi5ydW50aW1lLnYxLkFjY2VwdGVkSAASLAoFZGVsdGEYBSABKAsyGy5raWxuLnJ1bnRpbWUudjEuVG9rZW5EZWx0YUgAEi0KCGZpbmlzaGVkGAYgASgLMhkua2lsbi5ydW50aW1lLnYxLkZpbmlzaGVkSAASLgoGcHJvbXB0GAcgASgLMhwua2lsbi5ydW50aW1lLnYxLlByb21wdERlbHRhSABCBwoFZXZlbnQinwEKCEFjY2VwdGVkEhIKCnJlcXVlc3RfaWQYASABKAkSGgoScHJvbXB0X3Rva2VuX2NvdW50GAIgASgFEjEKCHNhbXBsaW5nGAMgASgLMh8ua2lsbi5ydW50aW1lLnYxLlNhbXBsaW5nUGFyYW1zEhYKDm1heF9uZXdfdG9rZW5zGAQgASgFEhgKEHRydW5jYXRlZF90b2tlbnMYBSABKAUiQgoKVG9rZW5EZWx0YRIMCgR0ZXh0GAEgASgJEiYKBnRva2VucxgCIAMoCzIWLmtpbG4ucnVudGltZS52MS5Ub2tlbiJDCgtQcm9tcHREZWx0YRIMCgR0ZXh0GAEgASgJEiYKBnRva2VucxgCIAMoCzIWLmtpbG4ucnVudGltZS52MS5Ub2tlbiKyAQoFVG9rZW4SCgoCaWQYASABKAUSDAoEdGV4dBgCIAEoCRIUCgdsb2dwcm9iGAMgASgCSACIAQESMwoMdG9wX2xvZ3Byb2JzGAQgAygLMh0ua2lsbi5ydW50aW1lLnYxLlRva2VuTG9ncHJvYhIOCgZsb2dpdHMYBSADKAISGAoLdGV4dF9vZmZzZXQYBiABKAVIAYgBAUIKCghfbG9ncHJvYkIOCgxfdGV4dF9vZmZzZXQiOQoMVG9rZW5Mb2dwcm9iEgoKAmlkGAEgASgFEgwKBHRleHQYAiABKAkSDwoHbG9ncHJvYhgDIAEoAiLGAgoIRmluaXNoZWQSLQoGcmVhc29uGAEgASgOMh0ua2lsbi5ydW50aW1lLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgCIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYAyABKAVIABIlCgV1c2FnZRgEIAEoCzIWLmtpbG4ucnVudGltZS52MS5Vc2FnZRIiCgZzdGF0dXMYBSABKAsyEi5nb29nbGUucnBjLlN0YXR1cxIcChRjYXB0dXJlZF9pbnB1dHNfcGF0aBgGIAEoCRIqCg5jYXB0dXJlX3N0YXR1cxgHIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEh8KEmN1bXVsYXRpdmVfbG9ncHJvYhgIIAEoAUgBiAEBQg4KDG1hdGNoZWRfc3RvcEIVChNfY3VtdWxhdGl2ZV9sb2dwcm9iIscCCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgFEhwKFGNhY2hlZF9wcm9tcHRfdG9rZW5zGAIgASgFEhgKEGdlbmVyYXRlZF90b2tlbnMYAyABKAUSMQoOcXVldWVfZHVyYXRpb24YBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMwoQcHJlZmlsbF9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIyCg9kZWNvZGVfZHVyYXRpb24YBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLQoHYnVja2V0cxgHIAMoCzIcLmtpbG4ucnVudGltZS52MS5CdWNrZXRVc2FnZRIRCglrdl9ibG9ja3MYCCABKAUSEQoJa3ZfdG9rZW5zGAkgASgFIlYKC0J1Y2tldFVzYWdlEhAKCHN1Ym1vZGVsGAEgASgJEg4KBmJ1Y2tldBgCIAMoBRINCgVzdGVwcxgDIAEoBRIWCg5wYWRkaW5nX3Rva2VucxgEIAEoAyLJAQoMRW1iZWRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIrCgZpbnB1dHMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuRW1iZWRJbnB1dBIpCgdwb29saW5nGAQgASgOMhgua2lsbi5ydW50aW1lLnYxLlBvb2xpbmcSEQoJbm9ybWFsaXplGAUgASgIEg8KB2FkYXB0ZXIYBiABKAkSEgoKY2FjaGVfc2FsdBgHIAEoCSJWCgpFbWJlZElucHV0Eg4KBHRleHQYASABKAlIABIuCgl0b2tlbl9pZHMYAiABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIAEIICgZwcm9tcHQiaQoNRW1iZWRSZXNwb25zZRIuCgplbWJlZGRpbmdzGAEgAygLMhoua2lsbi5ydW50aW1lLnYxLkVtYmVkZGluZxISCgpyZXF1ZXN0X2lkGAIgASgJEhQKDHdlaWdodF9lcG9jaBgDIAEoAyJQCglFbWJlZGRpbmcSDgoGdmFsdWVzGAEgAygCEhUKDXByb21wdF90b2tlbnMYAiABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAyABKAUiOQoMQWJvcnRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCSKfAQoNQWJvcnRSZXNwb25zZRI3CgdvdXRjb21lGAEgASgOMiYua2lsbi5ydW50aW1lLnYxLkFib3J0UmVzcG9uc2UuT3V0Y29tZSJVCgdPdXRjb21lEhcKE09VVENPTUVfVU5TUEVDSUZJRUQQABITCg9PVVRDT01FX0FCT1JURUQQARIcChhPVVRDT01FX0FMUkVBRFlfRklOSVNIRUQQAiJpCg9Ub2tlbml6ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRIOCgR0ZXh0GAIgASgJSAASJQoEY2hhdBgDIAEoCzIVLmtpbG4ucnVudGltZS52MS5DaGF0SABCCAoGcHJvbXB0IiUKEFRva2VuaXplUmVzcG9uc2USEQoJdG9rZW5faWRzGAEgAygFIncKEURldG9rZW5pemVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSEQoJdG9rZW5faWRzGAIgAygFEiAKE3NraXBfc3BlY2lhbF90b2tlbnMYAyABKAhIAIgBAUIWChRfc2tpcF9zcGVjaWFsX3Rva2VucyIiChJEZXRva2VuaXplUmVzcG9uc2USDAoEdGV4dBgBIAEoCSrQAQoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIcChhGSU5JU0hfUkVBU09OX1NUT1BfVE9LRU4QARIdChlGSU5JU0hfUkVBU09OX1NUT1BfU1RSSU5HEAISGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQAxIWChJGSU5JU0hfUkVBU09OX1RJTUUQBBIZChVGSU5JU0hfUkVBU09OX0FCT1JURUQQBRIXChNGSU5JU0hfUkVBU09OX0VSUk9SEAYqRgoHUG9vbGluZxIXChNQT09MSU5HX1VOU1BFQ0lGSUVEEAASEAoMUE9PTElOR19MQVNUEAESEAoMUE9PTElOR19NRUFOEAIyngMKEUdlbmVyYXRpb25TZXJ2aWNlElEKCEdlbmVyYXRlEiAua2lsbi5ydW50aW1lLnYxLkdlbmVyYXRlUmVxdWVzdBohLmtpbG4ucnVudGltZS52MS5HZW5lcmF0ZVJlc3BvbnNlMAESRgoFRW1iZWQSHS5raWxuLnJ1bnRpbWUudjEuRW1iZWRSZXF1ZXN0Gh4ua2lsbi5ydW50aW1lLnYxLkVtYmVkUmVzcG9uc2USRgoFQWJvcnQSHS5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXF1ZXN0Gh4ua2lsbi5ydW50aW1lLnYxLkFib3J0UmVzcG9uc2USTwoIVG9rZW5pemUSIC5raWxuLnJ1bnRpbWUudjEuVG9rZW5pemVSZXF1ZXN0GiEua2lsbi5ydW50aW1lLnYxLlRva2VuaXplUmVzcG9uc2USVQoKRGV0b2tlbml6ZRIiLmtpbG4ucnVudGltZS52MS5EZXRva2VuaXplUmVxdWVzdBojLmtpbG4ucnVudGltZS52MS5EZXRva2VuaXplUmVzcG9uc2VCiAEKE2Rldi5raWxuLnJ1bnRpbWUudjFQAVona2lsbi5sb2NhbC9nby9raWxuL3J1bnRpbWUvdjE7cnVudGltZXYxqgIPS2lsbi5SdW50aW1lLlYxugINS2lsblJ1bnRpbWVWMcoCD0tpbG5cUnVudGltZVxWMeoCEUtpbG46OlJ1bnRpbWU6OlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_rpc_status]);
 
 /**
  * GenerateRequest is one prompt and how to continue it.
@@ -799,6 +799,23 @@ export type OutputOptions = Message<"kiln.runtime.v1.OutputOptions"> & {
    * @generated from field: kiln.runtime.v1.InputCapture capture_inputs = 3;
    */
   captureInputs?: InputCapture;
+
+  /**
+   * The prompt's tokens and text before the first new token, and the log probability of each behind those before it, and
+   * of this many alternatives; 0 for the token only. The first token of a prompt has none. Unset: none. At most 20. Only
+   * where `Capabilities.prompt_logprobs` is true. Such a request computes all of its prompt, though the KV cache may hold
+   * some of it.
+   *
+   * @generated from field: optional int32 prompt_logprobs = 4;
+   */
+  promptLogprobs?: number;
+
+  /**
+   * The prompt's tokens and text before the first new token. Default false.
+   *
+   * @generated from field: bool echo = 5;
+   */
+  echo: boolean;
 };
 
 /**
@@ -893,6 +910,14 @@ export type GenerateResponse = Message<"kiln.runtime.v1.GenerateResponse"> & {
      */
     value: Finished;
     case: "finished";
+  } | {
+    /**
+     * Tokens of the prompt, where asked for: in order, before the first delta of sequence 0, once for all sequences.
+     *
+     * @generated from field: kiln.runtime.v1.PromptDelta prompt = 7;
+     */
+    value: PromptDelta;
+    case: "prompt";
   } | { case: undefined; value?: undefined };
 };
 
@@ -982,7 +1007,35 @@ export const TokenDeltaSchema: GenMessage<TokenDelta> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_generation, 16);
 
 /**
- * Token is one generated token.
+ * PromptDelta holds tokens of the prompt since the previous event.
+ *
+ * @generated from message kiln.runtime.v1.PromptDelta
+ */
+export type PromptDelta = Message<"kiln.runtime.v1.PromptDelta"> & {
+  /**
+   * Their text. The bytes of an unfinished character wait for the next such event; special tokens have no text.
+   *
+   * @generated from field: string text = 1;
+   */
+  text: string;
+
+  /**
+   * The tokens. What was cut from a prompt that was too long is not among them.
+   *
+   * @generated from field: repeated kiln.runtime.v1.Token tokens = 2;
+   */
+  tokens: Token[];
+};
+
+/**
+ * Describes the message kiln.runtime.v1.PromptDelta.
+ * Use `create(PromptDeltaSchema)` to create a new message.
+ */
+export const PromptDeltaSchema: GenMessage<PromptDelta> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 17);
+
+/**
+ * Token is one token, generated or of the prompt.
  *
  * @generated from message kiln.runtime.v1.Token
  */
@@ -1021,6 +1074,14 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
    * @generated from field: repeated float logits = 5;
    */
   logits: number[];
+
+  /**
+   * Where its text begins, in characters of the text of its sequence, or of the prompt; tokens that make up one character
+   * begin where that begins. Set with log probabilities and for tokens of the prompt, if the bundle has a tokenizer.
+   *
+   * @generated from field: optional int32 text_offset = 6;
+   */
+  textOffset?: number;
 };
 
 /**
@@ -1028,7 +1089,7 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
  * Use `create(TokenSchema)` to create a new message.
  */
 export const TokenSchema: GenMessage<Token> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 17);
+  messageDesc(file_kiln_runtime_v1_generation, 18);
 
 /**
  * TokenLogprob is an alternative token.
@@ -1063,7 +1124,7 @@ export type TokenLogprob = Message<"kiln.runtime.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 18);
+  messageDesc(file_kiln_runtime_v1_generation, 19);
 
 /**
  * Finished ends a sequence.
@@ -1128,6 +1189,13 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
    * @generated from field: google.rpc.Status capture_status = 7;
    */
   captureStatus?: Status;
+
+  /**
+   * Sum of the log probabilities of the reported tokens. Set with `output.logprobs`.
+   *
+   * @generated from field: optional double cumulative_logprob = 8;
+   */
+  cumulativeLogprob?: number;
 };
 
 /**
@@ -1135,7 +1203,7 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 19);
+  messageDesc(file_kiln_runtime_v1_generation, 20);
 
 /**
  * Usage is what a sequence cost.
@@ -1212,7 +1280,7 @@ export type Usage = Message<"kiln.runtime.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 20);
+  messageDesc(file_kiln_runtime_v1_generation, 21);
 
 /**
  * BucketUsage tells how well an executable's static shape fitted.
@@ -1254,7 +1322,178 @@ export type BucketUsage = Message<"kiln.runtime.v1.BucketUsage"> & {
  * Use `create(BucketUsageSchema)` to create a new message.
  */
 export const BucketUsageSchema: GenMessage<BucketUsage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 21);
+  messageDesc(file_kiln_runtime_v1_generation, 22);
+
+/**
+ * EmbedRequest holds prompts.
+ *
+ * @generated from message kiln.runtime.v1.EmbedRequest
+ */
+export type EmbedRequest = Message<"kiln.runtime.v1.EmbedRequest"> & {
+  /**
+   * Deployment to use. Required.
+   *
+   * @generated from field: string deployment_id = 1;
+   */
+  deploymentId: string;
+
+  /**
+   * Client-chosen id for Abort and logs, as of Generate. Default: the `x-request-id` of the call's metadata, or else one
+   * that the server makes.
+   *
+   * @generated from field: string request_id = 2;
+   */
+  requestId: string;
+
+  /**
+   * The prompts: 1 to `Capabilities.max_num_sequences`. Each counts as a request in the queue.
+   *
+   * @generated from field: repeated kiln.runtime.v1.EmbedInput inputs = 3;
+   */
+  inputs: EmbedInput[];
+
+  /**
+   * Which vector stands for a prompt. Default: LAST.
+   *
+   * @generated from field: kiln.runtime.v1.Pooling pooling = 4;
+   */
+  pooling: Pooling;
+
+  /**
+   * Divide each vector by its length. Default false.
+   *
+   * @generated from field: bool normalize = 5;
+   */
+  normalize: boolean;
+
+  /**
+   * Adapter that changes the model for this request, as of Generate.
+   *
+   * @generated from field: string adapter = 6;
+   */
+  adapter: string;
+
+  /**
+   * Shares cached prefixes with the caller's requests of the same salt only, as of Generate.
+   *
+   * @generated from field: string cache_salt = 7;
+   */
+  cacheSalt: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.EmbedRequest.
+ * Use `create(EmbedRequestSchema)` to create a new message.
+ */
+export const EmbedRequestSchema: GenMessage<EmbedRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 23);
+
+/**
+ * EmbedInput is one prompt.
+ *
+ * @generated from message kiln.runtime.v1.EmbedInput
+ */
+export type EmbedInput = Message<"kiln.runtime.v1.EmbedInput"> & {
+  /**
+   * The prompt. Required.
+   *
+   * @generated from oneof kiln.runtime.v1.EmbedInput.prompt
+   */
+  prompt: {
+    /**
+     * Text, tokenized with the tokenizer's own special tokens.
+     *
+     * @generated from field: string text = 1;
+     */
+    value: string;
+    case: "text";
+  } | {
+    /**
+     * Token ids, used as they are.
+     *
+     * @generated from field: kiln.runtime.v1.TokenIds token_ids = 2;
+     */
+    value: TokenIds;
+    case: "tokenIds";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message kiln.runtime.v1.EmbedInput.
+ * Use `create(EmbedInputSchema)` to create a new message.
+ */
+export const EmbedInputSchema: GenMessage<EmbedInput> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 24);
+
+/**
+ * EmbedResponse holds the vectors of prompts.
+ *
+ * @generated from message kiln.runtime.v1.EmbedResponse
+ */
+export type EmbedResponse = Message<"kiln.runtime.v1.EmbedResponse"> & {
+  /**
+   * One for each prompt, in their order.
+   *
+   * @generated from field: repeated kiln.runtime.v1.Embedding embeddings = 1;
+   */
+  embeddings: Embedding[];
+
+  /**
+   * Id that the request had.
+   *
+   * @generated from field: string request_id = 2;
+   */
+  requestId: string;
+
+  /**
+   * Weight epoch of the target role that computed them.
+   *
+   * @generated from field: int64 weight_epoch = 3;
+   */
+  weightEpoch: bigint;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.EmbedResponse.
+ * Use `create(EmbedResponseSchema)` to create a new message.
+ */
+export const EmbedResponseSchema: GenMessage<EmbedResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 25);
+
+/**
+ * Embedding is the vector of a prompt.
+ *
+ * @generated from message kiln.runtime.v1.Embedding
+ */
+export type Embedding = Message<"kiln.runtime.v1.Embedding"> & {
+  /**
+   * The numbers, as many as the model's hidden state has.
+   *
+   * @generated from field: repeated float values = 1;
+   */
+  values: number[];
+
+  /**
+   * Tokens of the prompt.
+   *
+   * @generated from field: int32 prompt_tokens = 2;
+   */
+  promptTokens: number;
+
+  /**
+   * Of those, tokens found in the KV cache.
+   *
+   * @generated from field: int32 cached_prompt_tokens = 3;
+   */
+  cachedPromptTokens: number;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.Embedding.
+ * Use `create(EmbeddingSchema)` to create a new message.
+ */
+export const EmbeddingSchema: GenMessage<Embedding> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 26);
 
 /**
  * AbortRequest names requests to end.
@@ -1282,7 +1521,7 @@ export type AbortRequest = Message<"kiln.runtime.v1.AbortRequest"> & {
  * Use `create(AbortRequestSchema)` to create a new message.
  */
 export const AbortRequestSchema: GenMessage<AbortRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 22);
+  messageDesc(file_kiln_runtime_v1_generation, 27);
 
 /**
  * AbortResponse tells what happened.
@@ -1303,7 +1542,7 @@ export type AbortResponse = Message<"kiln.runtime.v1.AbortResponse"> & {
  * Use `create(AbortResponseSchema)` to create a new message.
  */
 export const AbortResponseSchema: GenMessage<AbortResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 23);
+  messageDesc(file_kiln_runtime_v1_generation, 28);
 
 /**
  * Outcome of an abort.
@@ -1337,7 +1576,7 @@ export enum AbortResponse_Outcome {
  * Describes the enum kiln.runtime.v1.AbortResponse.Outcome.
  */
 export const AbortResponse_OutcomeSchema: GenEnum<AbortResponse_Outcome> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_generation, 23, 0);
+  enumDesc(file_kiln_runtime_v1_generation, 28, 0);
 
 /**
  * TokenizeRequest holds what to tokenize.
@@ -1381,7 +1620,7 @@ export type TokenizeRequest = Message<"kiln.runtime.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 24);
+  messageDesc(file_kiln_runtime_v1_generation, 29);
 
 /**
  * TokenizeResponse holds token ids.
@@ -1402,7 +1641,7 @@ export type TokenizeResponse = Message<"kiln.runtime.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 25);
+  messageDesc(file_kiln_runtime_v1_generation, 30);
 
 /**
  * DetokenizeRequest holds token ids.
@@ -1437,7 +1676,7 @@ export type DetokenizeRequest = Message<"kiln.runtime.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 26);
+  messageDesc(file_kiln_runtime_v1_generation, 31);
 
 /**
  * DetokenizeResponse holds text.
@@ -1458,7 +1697,7 @@ export type DetokenizeResponse = Message<"kiln.runtime.v1.DetokenizeResponse"> &
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 27);
+  messageDesc(file_kiln_runtime_v1_generation, 32);
 
 /**
  * FinishReason is why a sequence ended.
@@ -1523,6 +1762,40 @@ export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
   enumDesc(file_kiln_runtime_v1_generation, 0);
 
 /**
+ * Pooling chooses the vector of a prompt.
+ *
+ * @generated from enum kiln.runtime.v1.Pooling
+ */
+export enum Pooling {
+  /**
+   * LAST.
+   *
+   * @generated from enum value: POOLING_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * That of the last token.
+   *
+   * @generated from enum value: POOLING_LAST = 1;
+   */
+  LAST = 1,
+
+  /**
+   * The mean of those of all tokens. All of the prompt is computed, though the KV cache may hold some of it.
+   *
+   * @generated from enum value: POOLING_MEAN = 2;
+   */
+  MEAN = 2,
+}
+
+/**
+ * Describes the enum kiln.runtime.v1.Pooling.
+ */
+export const PoolingSchema: GenEnum<Pooling> = /*@__PURE__*/
+  enumDesc(file_kiln_runtime_v1_generation, 1);
+
+/**
  * GenerationService generates text with the deployments that RuntimeService loaded.
  *
  * @generated from service kiln.runtime.v1.GenerationService
@@ -1555,6 +1828,20 @@ export const GenerationService: GenService<{
     methodKind: "server_streaming";
     input: typeof GenerateRequestSchema;
     output: typeof GenerateResponseSchema;
+  },
+  /**
+   * Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
+   * prompts of a call are computed as sequences of one request, and wait for slots as Generate's do; one that fails ends
+   * all. A client that leaves, and the call's deadline, free the slots.
+   * Errors: those of Generate but for what concerns sessions, captures and slow readers. INVALID_ARGUMENT/FEATURE_NOT_SERVED
+   * unless `Capabilities.embeddings` is true.
+   *
+   * @generated from rpc kiln.runtime.v1.GenerationService.Embed
+   */
+  embed: {
+    methodKind: "unary";
+    input: typeof EmbedRequestSchema;
+    output: typeof EmbedResponseSchema;
   },
   /**
    * Ends a running or queued request, all its sequences; answers after their slots are free. The request is the caller's own,
