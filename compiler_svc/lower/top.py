@@ -22,7 +22,7 @@ from compiler_svc.lower.kernel_calls import declare, lay_out, make_contiguous, p
 _FUNCTION: Final = "kiln_take_top"
 _ENTRY: Final = (
     f"{_FUNCTION}(int64_t* places, const int64_t* keys, int64_t rows, int64_t width, int64_t count, "
-    "const int32_t* live)"
+    "const int32_t* live, int64_t groups)"
 )
 
 
@@ -32,13 +32,14 @@ def take_top(keys: Tensor, count: int, live_rows: Tensor) -> Tensor:
 
     Args:
         keys: int64 [rows, width], different within a row.
-        live_rows: int32 [1]: how many rows are live; the first ones.
+        live_rows: int32 [groups]: how many rows of each group are live; the first ones. Groups have equally many rows.
 
     Returns:
         int64 [rows, count]: places, of the largest key first; in other rows 0, 1, 2, …
     """
-    rows, places = torch.arange(keys.shape[0]), torch.arange(count)
-    return torch.where((rows < live_rows)[:, None], keys.topk(count).indices, places)
+    rows, places = torch.arange(keys.shape[0] // live_rows.shape[0]), torch.arange(count)
+    is_live = (rows < live_rows[:, None]).flatten()
+    return torch.where(is_live[:, None], keys.topk(count).indices, places)
 
 
 @take_top.register_fake
@@ -76,7 +77,7 @@ def compile_top_kernel(job: LoweringJob) -> Path:
 
 def write_kernel_source() -> str:
     """Returns the kernel's source as one text."""
-    call = "kiln::take_top(places, keys, rows, width, count, *live);"
+    call = "kiln::take_top(places, keys, rows, width, count, live, groups);"
     return f'{read_kernel("top.cpp")}extern "C" void {_ENTRY} {{\n  {call}\n}}\n'
 
 
@@ -90,7 +91,7 @@ class _TopCall(ir.ExternKernelOut):  # type: ignore[misc]
         rows, width = keys.get_size()
         wrapper.writeline(
             f"{_FUNCTION}(static_cast<int64_t*>({self.get_name()}.data_ptr()), {point(keys)}, "
-            f"{rows}, {width}, {count}, {point(live)});"
+            f"{rows}, {width}, {count}, {point(live)}, {live.get_size()[0]});"
         )
 
 

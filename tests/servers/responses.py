@@ -231,5 +231,9 @@ def several_sequences() -> list[generation_pb2.GenerateResponse]:
     return events
 
 
+#: Numbers that float32 holds exactly.
+EMBEDDING = generation_pb2.Embedding(values=[0.5, -0.25, 1, 2, 4], prompt_tokens=3)
+
+
 def generation() -> list[generation_pb2.GenerateResponse]:
     return [accepted(), delta(1, "Once ", 11), delta(2, "upon", 12), finished(3)]

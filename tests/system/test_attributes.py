@@ -175,3 +175,52 @@ def test_other_dtypes_and_divisions(
         accepted, tokens = generate(stack, name, prompt, 30)
     assert (accepted.max_new_tokens, len(tokens)) == (16, 16), "seq_len - max_context_length is the default limit"
     assert smallest < worst_deviation(reference, prompt, tokens) < largest
+
+
+TELLING = {
+    "output_prompt_logprobs": True,
+    "output_embeddings": True,
+    "output_logits": False,
+    "tp_degree": 2,
+    "enable_bucketing": True,
+    "context_encoding_buckets": [16],
+    "is_block_kv_layout": True,
+    "is_prefix_caching": True,
+    "pa_num_blocks": 32,
+    "pa_block_size": 8,
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_prompts_are_told_as_transformers_has_them(stack: Stack, level: int) -> None:
+    """Three chunks, of ranks that divide the vocabulary, also if the cache holds the prompt."""
+    name = f"prompts-o{level}"
+    reference, prompt = write_model(stack, name), draw_prompt(41)
+    with torch.no_grad():
+        output = reference.model(torch.tensor([prompt]), output_hidden_states=True)
+    expected, hidden = output.logits[0].log_softmax(dim=-1)[:-1], output.hidden_states[-1][0]
+    request = token_request(name, prompt, 2, temperature=0.0)
+    request.output.prompt_logprobs = 4
+    with deployed(stack, name, reference, level, **TELLING):
+        for _ in range(2):
+            tokens = [token for event in stack.generation().Generate(request) for token in event.prompt.tokens]
+            assert [token.id for token in tokens] == prompt
+            assert not tokens[0].HasField("logprob")
+            told = torch.tensor([token.logprob for token in tokens[1:]])
+            close(told, expected.gather(-1, torch.tensor(prompt[1:])[:, None])[:, 0])
+            top = expected.topk(4, dim=-1)
+            close(torch.tensor([[one.logprob for one in token.top_logprobs] for token in tokens[1:]]), top.values)
+            ids = torch.tensor([[one.id for one in token.top_logprobs] for token in tokens[1:]])
+            close(expected.gather(-1, ids), top.values)
+        for pooling, wanted in ((generation.POOLING_LAST, hidden[-1:]), (generation.POOLING_MEAN, hidden)):
+            inputs = [generation.EmbedInput(token_ids=generation.TokenIds(ids=ids)) for ids in (prompt, prompt[:20])]
+            asked = generation.EmbedRequest(deployment_id=name, inputs=inputs, pooling=pooling)
+            first, second = stack.generation().Embed(asked).embeddings
+            close(torch.tensor(first.values), wanted.mean(dim=0))
+            with torch.no_grad():
+                shorter = reference.model(torch.tensor([prompt[:20]]), output_hidden_states=True).hidden_states[-1][0]
+            close(torch.tensor(second.values), (shorter[-1:] if len(wanted) == 1 else shorter).mean(dim=0))
+
+
+def close(told: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)

@@ -23,6 +23,9 @@ class Completion:
         weight_epoch: Weight epoch of the last event.
         accepted: The request as the server understood it: its id, the prompt's length, every sampling value.
         captured_inputs_path: File of captured inputs on the runtime's host; empty if there is none.
+        prompt_text: Text of the prompt; empty unless the request asked for it or for its log probabilities.
+        prompt_tokens: Tokens of the prompt, in the same cases; those of several sequences are with the first one.
+        cumulative_logprob: Sum of the log probabilities of the tokens; None unless the request asked for them.
         capture_error: Why the runtime could not write a file of captured inputs; None if it could or was not asked to.
     """
 
@@ -35,6 +38,9 @@ class Completion:
     accepted: Accepted
     captured_inputs_path: str = ""
     capture_error: KilnError | None = None
+    prompt_text: str = ""
+    prompt_tokens: tuple[Token, ...] = ()
+    cumulative_logprob: float | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -46,6 +52,8 @@ class Completion:
 class _Sequence:
     texts: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
+    prompt_texts: list[str] = field(default_factory=list)
+    prompt_tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None
     weight_epoch: int = 0
 
@@ -75,6 +83,9 @@ class CompletionBuilder:
             case "delta":
                 sequence.texts.append(event.delta.text)
                 sequence.tokens.extend(event.delta.tokens)
+            case "prompt":
+                sequence.prompt_texts.append(event.prompt.text)
+                sequence.prompt_tokens.extend(event.prompt.tokens)
             case "finished":
                 sequence.finished = event.finished
 
@@ -125,6 +136,9 @@ class CompletionBuilder:
             accepted=self._accepted,
             captured_inputs_path=finished.captured_inputs_path,
             capture_error=error_from_status(finished.capture_status) if finished.HasField("capture_status") else None,
+            prompt_text="".join(sequence.prompt_texts),
+            prompt_tokens=tuple(sequence.prompt_tokens),
+            cumulative_logprob=finished.cumulative_logprob if finished.HasField("cumulative_logprob") else None,
         )
 
 

@@ -24,11 +24,13 @@ from kiln_client.enums import enum_number
 from kiln_client.errors import InvalidArgument
 from kiln_client.options import check_options
 
-_CONSTRAINTS = [field.name for field in OutputConstraint.DESCRIPTOR.oneofs_by_name["constraint"].fields]
-# What OpenAI's clients call a part that is no text.
 _SAMPLING = SamplingParams.DESCRIPTOR.fields_by_name.keys()
+_OUTPUT = {*OutputOptions.DESCRIPTOR.fields_by_name} - {"capture_inputs"}
+# What OpenAI's clients call a part that is no text.
 _MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 
+Pooling: TypeAlias = Literal["last", "mean"]
+"""Which hidden state stands for a prompt: that of its last token, or the mean of all."""
 StallAction: TypeAlias = Literal["abort", "pause", "coalesce"]
 """What a sequence does while its client does not read, before the timeout ends it: it stands still, briefly or for
 long, or goes on, and what waits for the client becomes one event."""
@@ -98,6 +100,11 @@ class GenerateOptions(TypedDict, total=False):
     """Go on past the bundle's end-of-sequence tokens."""
     logprobs: int
     """Return the log probability of each token, and of this many alternatives."""
+    prompt_logprobs: int
+    """Return the prompt's tokens first, with the log probability of each and of this many alternatives. Only where the
+    deployment's `prompt_logprobs` is true."""
+    echo: bool
+    """Return the prompt's tokens and text first."""
     logits: bool
     """Return all logits of each token, by token id, before sampling parameters apply."""
     capture_inputs: tuple[int, int]
@@ -218,7 +225,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
             stop_token_ids=options.get("stop_token_ids", ()),
             ignore_eos=options.get("ignore_eos"),
         ),
-        output=OutputOptions(logprobs=options.get("logprobs"), logits=options.get("logits", False)),
+        output=OutputOptions(**{name: value for name, value in options.items() if name in _OUTPUT}),
         cache_salt=options.get("cache_salt", ""),
         session_id=options.get("session_id", ""),
         adapter=options.get("adapter", ""),

@@ -13,7 +13,7 @@ from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceStub
 from kiln_client.completion import Completion, collect, collect_sequences
 from kiln_client.enums import enum_name, enum_number
 from kiln_client.errors import StreamIncomplete
-from kiln_client.prompts import GenerateOptions, Prompt, generate_request
+from kiln_client.prompts import GenerateOptions, Pooling, Prompt, generate_request
 from kiln_client.service_client import ServiceClient
 from kiln_client.streams import AsyncStream
 
@@ -96,6 +96,47 @@ class AsyncRuntime(ServiceClient):
         """
         async with self.generate(deployment_id, prompt, timeout_s=timeout_s, **options) as events:
             return await collect_sequences(events)
+
+    async def embed(
+        self,
+        deployment_id: str,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = False,
+        adapter: str = "",
+        cache_salt: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> list[generation_pb2.Embedding]:
+        """Turns prompts into vectors, by a deployment whose `embeddings` is true.
+
+        Args:
+            deployment_id: Deployment to use.
+            prompts: Texts or token ids, at most the deployment's `max_num_sequences`.
+            pooling: Which hidden state stands for a prompt. Default `last`.
+            normalize: Divide each vector by its length.
+            adapter: Adapter that changes the model. Default: none.
+            cache_salt: Share cached prefixes with requests of the same salt only.
+            request_id: Id for `abort` and logs. Default: the server chooses one.
+            timeout_s: Deadline, in seconds. Default: `timeouts.generate_s`.
+        """
+        request = generation_pb2.EmbedRequest(
+            deployment_id=deployment_id,
+            request_id=request_id,
+            pooling=generation_pb2.Pooling.ValueType(enum_number(generation_pb2.Pooling.DESCRIPTOR, pooling)),
+            normalize=normalize,
+            adapter=adapter,
+            cache_salt=cache_salt,
+        )
+        for prompt in prompts:
+            own = request.inputs.add()
+            if isinstance(prompt, str):
+                own.text = prompt
+            else:
+                own.token_ids.CopyFrom(generation_pb2.TokenIds(ids=prompt))
+        timeout_s = timeout_s or self.timeouts.generate_s
+        return [*(await self._ask(self._generation.Embed, request, timeout_s)).embeddings]
 
     async def abort(self, deployment_id: str, request_id: str) -> str:
         """Ends a request; returns `aborted`, or `already_finished` if no such request runs."""

@@ -63,6 +63,7 @@ class Runtime(BlockingClient[AsyncRuntime]):
     complete = blocking(AsyncRuntime.complete)
     complete_sequences = blocking(AsyncRuntime.complete_sequences)
     abort = blocking(AsyncRuntime.abort)
+    embed = blocking(AsyncRuntime.embed)
     tokenize = blocking(AsyncRuntime.tokenize)
     detokenize = blocking(AsyncRuntime.detokenize)
     load_bundle = blocking(AsyncRuntime.load_bundle)

@@ -23,6 +23,12 @@ export interface Completion {
   readonly finishReason: string;
   /** The stop string or the id of the stop token that ended it, undefined for other reasons. */
   readonly stop: string | number | undefined;
+  /** Text of the prompt; empty unless it or its log probabilities were asked for. */
+  readonly promptText: string;
+  /** Tokens of the prompt, in the same cases; those of several sequences are with the first one. */
+  readonly promptTokens: readonly Token[];
+  /** Sum of the log probabilities of the tokens, where they were asked for. */
+  readonly cumulativeLogprob: number | undefined;
   /** What it cost. */
   readonly usage: Usage | undefined;
   /** Weight epoch of its last event. */
@@ -35,6 +41,8 @@ export interface Completion {
 interface Sequence {
   readonly texts: string[];
   readonly tokens: Token[];
+  readonly promptTexts: string[];
+  readonly promptTokens: Token[];
   finished: Finished | undefined;
   weightEpoch: bigint;
 }
@@ -78,6 +86,9 @@ export async function collectSequences(events: AsyncIterable<GenerateResponse>):
     } else if (event.case === "delta") {
       sequence.texts.push(event.value.text);
       sequence.tokens.push(...event.value.tokens);
+    } else if (event.case === "prompt") {
+      sequence.promptTexts.push(event.value.text);
+      sequence.promptTokens.push(...event.value.tokens);
     } else if (event.case === "finished") {
       sequence.finished = event.value;
     }
@@ -86,7 +97,7 @@ export async function collectSequences(events: AsyncIterable<GenerateResponse>):
 }
 
 function newSequence(): Sequence {
-  return { texts: [], tokens: [], finished: undefined, weightEpoch: 0n };
+  return { texts: [], tokens: [], promptTexts: [], promptTokens: [], finished: undefined, weightEpoch: 0n };
 }
 
 function completionOf(accepted: Accepted | undefined, sequence: Sequence): Completion {
@@ -100,6 +111,9 @@ function completionOf(accepted: Accepted | undefined, sequence: Sequence): Compl
     tokenIds: tokens.map((token) => token.id),
     finishReason: enumName(FinishReasonSchema, finished.reason),
     stop: finished.matchedStop.value,
+    promptText: sequence.promptTexts.join(""),
+    promptTokens: sequence.promptTokens,
+    cumulativeLogprob: finished.cumulativeLogprob,
     usage: finished.usage,
     weightEpoch,
     accepted,

@@ -22,7 +22,7 @@ export type { FieldViolation, KilnErrorDetails, StatusCode } from "./errors.js";
 export { KilnError } from "./errors.js";
 export type { ChatOptions, ChatToolCall, ChatTurn, Constraint, GenerateOptions, Prompt } from "./prompts.js";
 export { chat, generateRequest } from "./prompts.js";
-export type { InFlightOptions, LoadAdapterOptions, LoadOptions, LoadWeightsOptions } from "./runtime.js";
+export type { EmbedOptions, InFlightOptions, LoadAdapterOptions, LoadOptions, LoadWeightsOptions } from "./runtime.js";
 export { Runtime } from "./runtime.js";
 export { errorFromStatus } from "./status.js";
 export { EventStream } from "./streams.js";

@@ -127,6 +127,13 @@ export interface GenerateOptions extends CallOptions {
   readonly ignoreEos?: boolean;
   /** Log probability of each token, and of this many alternatives; 0 for the chosen token only. */
   readonly logprobs?: number;
+  /**
+   * The prompt's tokens first, with the log probability of each and of this many alternatives. Only where the
+   * deployment's `promptLogprobs` is true.
+   */
+  readonly promptLogprobs?: number;
+  /** The prompt's tokens and text first. */
+  readonly echo?: boolean;
   /** All logits of each token, by token id, before sampling parameters were applied. */
   readonly logits?: boolean;
   /**
@@ -183,8 +190,12 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       stopTokenIds: [...(options.stopTokenIds ?? [])],
       ignoreEos: options.ignoreEos,
     },
-    output: { logprobs: options.logprobs, logits: options.logits },
-    constraint: options.constraint && constraintOf(options.constraint),
+    output: {
+      logprobs: options.logprobs,
+      promptLogprobs: options.promptLogprobs,
+      echo: options.echo,
+      logits: options.logits,
+    },
     stallPolicy: stallPolicyOf(options),
   });
 }

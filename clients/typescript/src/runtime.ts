@@ -8,8 +8,10 @@ import { present, streamIncomplete } from "./errors.js";
 import {
   AbortResponse_OutcomeSchema,
   type Chat,
+  type Embedding,
   type GenerateResponse,
   GenerationService,
+  PoolingSchema,
 } from "./gen/kiln/runtime/v1/generation_pb.js";
 import {
   type Adapter,
@@ -68,6 +70,20 @@ export interface LoadAdapterOptions extends CallOptions {
   readonly replace?: boolean;
 }
 
+/** How to turn prompts into vectors. */
+export interface EmbedOptions extends CallOptions {
+  /** Id for `abort` and logs. Default: chosen by the server. */
+  readonly requestId?: string;
+  /** Which hidden state stands for a prompt: that of its last token, or the mean of all. Default `last`. */
+  readonly pooling?: "last" | "mean";
+  /** Divide each vector by its length. */
+  readonly normalize?: boolean;
+  /** Adapter that changes the model for this request, one of `listAdapters`. Default: none. */
+  readonly adapter?: string;
+  /** Share cached prefixes with requests of the same salt only. */
+  readonly cacheSalt?: string;
+}
+
 /** Loads bundles and generates with them. Every method rejects with KilnError. */
 export class Runtime extends ServiceClient {
   /** Prepares a client; nothing is sent. Default address: `KILN_RUNTIME`, then 127.0.0.1:50052. */
@@ -116,6 +132,29 @@ export class Runtime extends ServiceClient {
           : { case: "chat" as const, value: prompt },
     };
     return (await this.ask(GenerationService.method.tokenize, request, this.timeouts.readMs, options)).tokenIds;
+  }
+
+  /** Turns prompts, texts or token ids, into vectors, by a deployment whose `embeddings` is true. */
+  async embed(
+    deploymentId: string,
+    prompts: readonly (string | readonly number[])[],
+    options: EmbedOptions = {},
+  ): Promise<Embedding[]> {
+    const request = {
+      deploymentId,
+      requestId: options.requestId,
+      inputs: prompts.map((prompt) => ({
+        prompt:
+          typeof prompt === "string"
+            ? { case: "text" as const, value: prompt }
+            : { case: "tokenIds" as const, value: { ids: [...prompt] } },
+      })),
+      pooling: enumNumber(PoolingSchema, options.pooling),
+      normalize: options.normalize,
+      adapter: options.adapter,
+      cacheSalt: options.cacheSalt,
+    };
+    return (await this.ask(GenerationService.method.embed, request, this.timeouts.generateMs, options)).embeddings;
   }
 
   /** Turns token ids into text; special tokens are left out unless `skipSpecialTokens` is false. */

@@ -13,12 +13,15 @@
 
 namespace kiln {
 
-// Places [rows, count] of keys [rows, width], which differ within a row. Rows from `live` on get 0, 1, 2, …
-inline void take_top(int64_t* places, const int64_t* keys, int64_t rows, int64_t width, int64_t count, int64_t live) {
+// Places [rows, count] of keys [rows, width], which differ within a row. The rows are of `groups` of equal size, and of
+// each group those from `live[group]` on get 0, 1, 2, …
+inline void take_top(int64_t* places, const int64_t* keys, int64_t rows, int64_t width, int64_t count,
+                     const int32_t* live, int64_t groups) {
+  const int64_t size = rows / groups;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
     int64_t* const out = places + row * count;
-    if (row >= live) {
+    if (row % size >= live[row / size]) {
       std::iota(out, out + count, int64_t{0});
       continue;
     }

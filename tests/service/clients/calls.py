@@ -155,6 +155,13 @@ RUNTIME_CASES = [
     Case("Abort", lambda c: c.abort("demo", "r"), f'{DEMO} request_id: "r"', TOO_LATE, "already_finished"),
     _field("Tokenize", lambda c: c.tokenize("demo", "hi"), f'{DEMO} text: "hi"', token_ids=[1, 2]),
     _field("Tokenize", lambda c: c.tokenize("demo", CHAT), f"{DEMO} {TURN}", token_ids=[1, 2]),
+    _field(
+        "Embed",
+        lambda c: c.embed("demo", ["hi", [1]], pooling="mean", normalize=True, adapter="a", request_id="r"),
+        f'{DEMO} request_id: "r" inputs {{ text: "hi" }} inputs {{ token_ids {{ ids: 1 }} }} pooling: POOLING_MEAN'
+        ' normalize: true adapter: "a"',
+        embeddings=[samples.EMBEDDING],
+    ),
     _field("Detokenize", lambda c: c.detokenize("demo", [1], skip_special_tokens=False), IDS, text="hi"),
     Case(
         "LoadBundle",

@@ -26,7 +26,7 @@ from kiln_client.cli.deployment.deployments import (
     status_command,
     unload_command,
 )
-from kiln_client.cli.deployment.generate import generate_command, tokenize_command
+from kiln_client.cli.deployment.generate import embed_command, generate_command, tokenize_command
 from kiln_client.cli.doctor import doctor_command
 from kiln_client.cli.errors import errors_command
 from kiln_client.cli.local.pull import pull_command
@@ -115,6 +115,7 @@ for _command in (
     adapters_group,
     sessions_command,
     reset_kv_command,
+    embed_command,
     tokenize_command,
     operations_group,
     errors_command,

@@ -76,6 +76,9 @@ def record_from_sequence(completion: Completion) -> Record:
         "usage": record_from_message(completion.usage),
         "weight_epoch": completion.weight_epoch,
         "captured_inputs_path": completion.captured_inputs_path,
+        "prompt_text": completion.prompt_text,
+        "prompt_tokens": [record_from_message(token) for token in completion.prompt_tokens],
+        "cumulative_logprob": completion.cumulative_logprob,
         "capture_error": None if completion.capture_error is None else record_from_error(completion.capture_error),
     }
 

@@ -34,6 +34,7 @@ CALLS: Final = {
     ("adapters", "unload"): ("pirate", "--deployment", "d"),
     ("reset-kv",): ("d",),
     ("sessions",): ("d",),
+    ("embed",): ("--deployment", "d", "--prompt", "x"),
     ("tokenize",): ("--deployment", "d", "--prompt", "x"),
     ("operations", "list"): (),
     ("operations", "cancel"): ("operations/1",),

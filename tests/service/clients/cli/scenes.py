@@ -210,6 +210,19 @@ def _generated(*events: Any) -> dict[str, Any]:
     return {"Generate": [samples.accepted(), *events]}
 
 
+def _with_prompt() -> list[generation_pb2.GenerateResponse]:
+    begin, *rest = samples.generation()
+    told = generation_pb2.GenerateResponse(sequence_number=1, weight_epoch=1)
+    told.prompt.text = "One day, "
+    told.prompt.tokens.add(id=4, text="One", text_offset=0)
+    told.prompt.tokens.add(id=6, text=" day, ", text_offset=3, logprob=-0.5)
+    told.prompt.tokens[1].top_logprobs.add(id=7, text=" night, ", logprob=-0.25)
+    for event in rest:
+        event.sequence_number += 1
+    rest[-1].finished.cumulative_logprob = -1.5
+    return [begin, told, *rest]
+
+
 def _cut() -> dict[str, Any]:
     scene = _generated(samples.finished(1))
     scene["Generate"][0].accepted.truncated_tokens = 7
@@ -282,6 +295,8 @@ SCENES: Final[dict[str, dict[str, Any]]] = {
         "Generate": samples.generation(),
         "Tokenize": generation_pb2.TokenizeResponse(token_ids=[1, 15, 4]),
     },
+    "embeddings": {"Embed": generation_pb2.EmbedResponse(embeddings=[samples.EMBEDDING])},
+    "a prompt before its answer": {"Generate": _with_prompt()},
     "several sequences": {"Generate": samples.several_sequences()},
     "a stop string": _generated(samples.finished(1, "STOP_STRING", stop_string="END")),
     "a stop token": _generated(samples.finished(1, "STOP_TOKEN", stop_token_id=2)),

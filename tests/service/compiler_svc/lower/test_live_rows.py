@@ -15,6 +15,8 @@ from bundle.abi.outputs import INVALID_ROW
 from compiler_svc.builds.executable_stage import find_live_inputs
 from compiler_svc.lower.job import LiveInputs
 from compiler_svc.lower.live_rows import find_live_rows
+from compiler_svc.models.layers.logits import RankLogits
+from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from execution.forkserver.client import ForkserverClient
@@ -70,6 +72,24 @@ class Sampling(nn.Module):
         return logits.amax(-1), logits.exp().sum(-1), live_rows + 0, *tokens
 
 
+class Telling(nn.Module):
+    """What is told of each token of a prompt, made of logits of tokens that are not live, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.table = nn.Parameter(torch.randn(10, WIDTH, generator=generator))
+        self.head = nn.Parameter(torch.randn(VOCAB_SIZE, WIDTH, generator=generator))
+
+    def forward(self, ids: Tensor, live_rows: Tensor, num_tokens: Tensor) -> tuple[Tensor, ...]:
+        hidden = nn.functional.embedding(ids, self.table)
+        part = nn.functional.linear(hidden, self.head).flatten(0, 1)
+        logits = RankLogits(part=part, rank=None, vocab_size=VOCAB_SIZE, ranks=Ranks(1))
+        top, top_ids = logits.tell_likeliest(6)
+        told = logits.tell(ids.flatten()).view(ids.shape)
+        return told, top.view(*ids.shape, 6), top_ids.view(*ids.shape, 6), live_rows + num_tokens
+
+
 class Heads(nn.Module):
     """Heads before tokens, of which there are as many."""
 
@@ -80,6 +100,23 @@ class Heads(nn.Module):
     def forward(self, ids: Tensor, live_rows: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
         hidden = nn.functional.embedding(ids, self.table).view(1, 4, 4, 8)
         return (hidden.transpose(1, 2) + 1).contiguous(), live_rows + num_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.toolchain
+def test_live_tokens_of_prompts_are_told_of(tmp_path: Path, lowerings: ForkserverClient) -> None:
+    model = Telling().requires_grad_(False)
+    ids = torch.arange(ROWS * TOKENS, dtype=torch.int32).view(ROWS, TOKENS) % 10
+    program = torch.export.export(model, (ids, int32([2]), int32([5, 2, 1])))
+    executable = lower(lowerings, tmp_path, program, num_state=0, live=LIVE)
+    with open_library(executable, model.state_dict()) as library:
+        for live_rows, num_tokens, last in ((2, (5, 2, 1), 7), (3, (5, 5, 5), 15), (1, (2, 5, 5), 2)):
+            ids = (ids + 1) % 10
+            inputs = [ids, int32([live_rows]), int32(num_tokens)]
+            soil(float("nan"), ROWS * TOKENS, VOCAB_SIZE)
+            is_computed = (torch.arange(ROWS * TOKENS) < last).view(ROWS, TOKENS)
+            for result, expected in list(zip(library.run(inputs), model(*inputs), strict=True))[:3]:
+                torch.testing.assert_close(result[is_computed], expected[is_computed], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def load_functions() -> ctypes.CDLL:
     return load_kernel("x86-64-v3", lambda job: [compile_top_kernel(job)])
 
 
-def find_top(keys: Tensor, count: int, live: int) -> Tensor:
+def find_top(keys: Tensor, count: int, *live: int) -> Tensor:
     functions = load_functions()
     places = torch.full((len(keys), count), -1, dtype=torch.int64)
     functions.set_threads(2)
@@ -28,7 +28,8 @@ def find_top(keys: Tensor, count: int, live: int) -> Tensor:
         ctypes.c_void_p(places.data_ptr()),
         ctypes.c_void_p(keys.data_ptr()),
         *(ctypes.c_int64(size) for size in (*keys.shape, count)),
-        (ctypes.c_int32 * 1)(live),
+        (ctypes.c_int32 * len(live))(*live),
+        ctypes.c_int64(len(live)),
     )
     return places
 
@@ -39,13 +40,22 @@ def test_places_are_those_of_topk(width: int, count: int) -> None:
     generator = torch.Generator().manual_seed(width + count)
     shuffled = torch.stack([torch.randperm(width, generator=generator) for _ in range(3)]) * 2**33 - 2**40
     for keys in (shuffled, shuffled.sort(descending=True).values, shuffled.sort().values):
-        assert find_top(keys.contiguous(), count, live=3).equal(keys.topk(count).indices)
+        assert find_top(keys.contiguous(), count, 3).equal(keys.topk(count).indices)
 
 
 @pytest.mark.toolchain
 def test_other_rows_get_places_that_exist() -> None:
     keys = torch.arange(40).view(4, 10)
-    assert find_top(keys, 3, live=1).tolist() == [[9, 8, 7], *[[0, 1, 2]] * 3]
+    assert find_top(keys, 3, 1).tolist() == [[9, 8, 7], *[[0, 1, 2]] * 3]
+
+
+@pytest.mark.toolchain
+def test_groups_of_rows_have_their_own_live_ones() -> None:
+    keys = torch.arange(60).view(6, 10)
+    live, idle = [9, 8, 7], [0, 1, 2]
+    assert find_top(keys, 3, 2, 0, 1).tolist() == [live, live, idle, idle, live, idle]
+    counts = torch.tensor([2, 0, 1], dtype=torch.int32)
+    assert torch.ops.kiln.take_top(keys, 3, counts).tolist() == find_top(keys, 3, 2, 0, 1).tolist()
 
 
 class Candidates(nn.Module):

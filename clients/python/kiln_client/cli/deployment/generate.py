@@ -1,4 +1,4 @@
-"""The commands `kiln generate` and `kiln tokenize`."""
+"""The commands `kiln generate`, `kiln embed` and `kiln tokenize`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ _CHAT = click.option(
 )
 @click.option("--ignore-eos", is_flag=True, default=None, help="Continue after end-of-sequence tokens.")
 @click.option("--logprobs", type=INT32, help="Report log probabilities of each token and of this many alternatives.")
+@click.option(
+    "--prompt-logprobs",
+    type=INT32,
+    help="Report the prompt's tokens first, with log probabilities of each and of this many alternatives.",
+)
+@click.option("--echo", is_flag=True, default=None, help="Report the prompt's text and tokens first.")
 @click.option("--logits", is_flag=True, default=None, help="Report all logits of each token; only --json prints them.")
 @click.option(
     "--capture-inputs",
@@ -128,6 +134,37 @@ async def generate_command(
     output.result({"event": "result", **record_from_completion(completion)})
 
 
+@click.command("embed")
+@_DEPLOYMENT
+@click.option("--prompt", "texts", metavar="TEXT", multiple=True, help="Prompt as text; may be repeated.")
+@click.option(
+    "--token-ids", "ids", type=IntegerList(), multiple=True, help="Prompt as token ids; may be repeated, behind texts."
+)
+@click.option("--pooling", type=click.Choice(["last", "mean"]), help="Take the last token's vector, or the mean.")
+@click.option("--normalize", is_flag=True, help="Divide each vector by its length.")
+@click.option("--adapter", default="", metavar="NAME", help="Adapter to use. Default: none.")
+@click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")
+@remote_command
+async def embed_command(
+    session: Session, *, deployment_id: str, texts: tuple[str, ...], ids: tuple[tuple[int, ...], ...], **options: Any
+) -> None:
+    """Turn prompts into vectors.
+
+    People see how long each vector is and its first numbers; --json prints all.
+    """
+    if not texts and not ids:
+        raise click.UsageError("got no prompts; accepted: --prompt and --token-ids, once or several times")
+    async with session.runtime() as runtime:
+        embeddings = await runtime.embed(deployment_id, [*texts, *ids], **options)
+    beginnings = [" ".join(f"{value:.4g}" for value in one.values[:4]) for one in embeddings]
+    shown = [
+        f"{len(one.values)} numbers of {one.prompt_tokens} tokens: {beginning}"
+        for one, beginning in zip(embeddings, beginnings, strict=True)
+    ]
+    records = [record_from_message(one) for one in embeddings]
+    session.output.result({"embeddings": records}, Text("\n".join(shown)))
+
+
 @click.command("tokenize")
 @_DEPLOYMENT
 @_PROMPT
@@ -162,10 +199,10 @@ def show_event(output: Output, event: GenerateResponse, *, shows_text: bool = Tr
     """Shows one event of a generation: to a program all of it, to a person its text if `shows_text`."""
     kind = event.WhichOneof("event") or "unknown"
     record = record_from_message(event)
-    payload = {name: record.pop(name) for name in ("accepted", "delta", "finished")}.get(kind)
+    payload = {name: record.pop(name) for name in ("accepted", "prompt", "delta", "finished")}.get(kind)
     output.event(kind, record | (payload or {}))
-    if kind == "delta" and shows_text:
-        output.text(event.delta.text)
+    if kind in ("prompt", "delta") and shows_text:
+        output.text(event.prompt.text if kind == "prompt" else event.delta.text)
 
 
 def _show_sequence(output: Output, index: int, completion: Completion) -> None:
