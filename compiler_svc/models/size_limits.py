@@ -15,6 +15,9 @@ MAX_INTEGER: Final = 2**31 - 1
 #: The longest sequence, in tokens: of a model's training, and of what a configuration compiles.
 MAX_POSITIONS: Final = 1 << 27
 
+#: Logits that a step holds at a time while it tells how likely tokens of prompts are: 64 MiB.
+MAX_TOLD_LOGITS: Final = 1 << 24
+
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:

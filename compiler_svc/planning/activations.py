@@ -7,7 +7,8 @@ V' the rank's part of it, q and kv the rank's query and KV heads of D dimensions
     attention  N H b + N D (2q + 2kv) b     normalized input; queries, keys, values, result
                + R q T L (4 + b)            scores over L positions, unless a kernel fuses them: f32, and cast
     mlp        2 N H b + 2 N I b            normalized input, output; gate and up, or up before and after its activation
-    logits     M (H b + V' b + 8 V)         for the M tokens with logits: whole logits in f32, twice
+    logits     M (H b + V' b + 8 V)         for the M tokens with logits: whole logits in f32, twice; if prompts are told
+                                            of, for as many of their tokens as a step tells of at a time
     state      the KV cache once more       only for cpu at -O0, whose graphs return a new cache
 
 A layer's attention and MLP never run at the same time, nor do layers and the head. So a step needs
@@ -28,6 +29,7 @@ from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import SubmodelShape, count_row_tokens
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import share_of
+from compiler_svc.models.size_limits import MAX_TOLD_LOGITS
 from compiler_svc.models.specs import LayerSpec
 from compiler_svc.planning.weights import item_bytes_of
 
@@ -69,6 +71,8 @@ def _measure_step(model: ModelDescription, config: NeuronConfig, submodel: Submo
     attention = max(map(measure_attention, model.layers))
     mlp = max(map(measure_mlp, model.layers))
     asked = rows * tokens if row.outputs == "all" else rows
+    if row.computes_prompts and config.output_prompt_logprobs:
+        asked = max(rows, min(rows * tokens, MAX_TOLD_LOGITS // model.vocab_size))
     vocab_share = share_of(model.vocab_size, config.tp_degree)
     logits = asked * ((model.hidden_size + vocab_share) * item + 2 * _LOGIT_BYTES * model.vocab_size)
     return stream + max(attention, mlp, logits)

@@ -137,7 +137,6 @@ class GeneralAttributes:
     output_prompt_logprobs: bool = attribute(
         UNDOCUMENTED,
         default=False,
-        neuron=NO_SIZE,
         note="log probabilities of the tokens of prompts, for requests that ask; every prompt pays for them",
     )
     output_embeddings: bool = attribute(

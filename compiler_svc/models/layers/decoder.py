@@ -20,6 +20,7 @@ from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
 from compiler_svc.models.layers.step import StepKind, StepTokens
 from compiler_svc.models.parameters import RANK_PARAMETER
+from compiler_svc.models.size_limits import MAX_TOLD_LOGITS
 from compiler_svc.models.specs import (
     LayerSpec,
     LinearSpec,
@@ -29,9 +30,6 @@ from compiler_svc.models.specs import (
     PreNormSpec,
 )
 from execution.dtypes import TORCH_DTYPES
-
-#: Logits that a step holds at a time while it tells how likely tokens of prompts are: 64 MiB.
-MAX_TOLD_LOGITS: Final = 1 << 24
 
 State = Sequence[Tensor]
 Rotation = tuple[Tensor, Tensor]

@@ -43,6 +43,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 CALLS: dict[str, Any] = {
     "Generate": token_request([1, 2], deployment_id="code"),
+    "Embed": generation.EmbedRequest(deployment_id="code"),
     "Abort": generation.AbortRequest(deployment_id="code", request_id="a"),
     "Tokenize": generation.TokenizeRequest(deployment_id="code", text="a"),
     "Detokenize": generation.DetokenizeRequest(deployment_id="code", token_ids=[1]),

@@ -37,6 +37,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "vocab_parallel": ({"tp_degree": 2}, False, True),
     "attention_dtype": ({"cast_type": "as-declared", "torch_dtype": "bfloat16"}, None, "float32"),
     "scratchpad_page_size": ({}, None, 512),
+    "output_prompt_logprobs": (LENGTHS, False, True),
     "tp_degree": ({}, 1, 2),
     "enable_bucketing": (LENGTHS, False, True),
     "context_encoding_buckets": (LISTED, None, [512, 1024]),
