@@ -7,8 +7,8 @@ V' the rank's part of it, q and kv the rank's query and KV heads of D dimensions
     attention  N H b + N D (2q + 2kv) b     normalized input; queries, keys, values, result
                + R q T L (4 + b)            scores over L positions, unless a kernel fuses them: f32, and cast
     mlp        2 N H b + 2 N I b            normalized input, output; gate and up, or up before and after its activation
-    logits     M (H b + V' b + 8 V)         for the M tokens with logits: whole logits in f32, twice; if prompts are told
-                                            of, for as many of their tokens as a step tells of at a time
+    logits     M (H b + V' b + 8 V)         for the M tokens with logits: whole logits in f32, twice
+                                            (of prompts that are told of, for those that are told of at a time)
     state      the KV cache once more       only for cpu at -O0, whose graphs return a new cache
 
 A layer's attention and MLP never run at the same time, nor do layers and the head. So a step needs

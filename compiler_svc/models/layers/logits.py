@@ -94,7 +94,7 @@ class RankLogits:
         if self.rank is not None:
             places = places - self._first_id()
         is_own = (places >= 0) & (places < wide.shape[-1])
-        own = wide.gather(-1, torch.where(is_own, places, 0).long())
+        own = wide.gather(-1, torch.where(is_own, places, 0))
         logits = self.ranks.find_largest(torch.where(is_own, own, float("-inf")))
         return (logits - self._log_sums())[:, 0]
 
