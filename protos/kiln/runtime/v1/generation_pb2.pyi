@@ -1055,8 +1055,8 @@ class Token(_message.Message):
     logprob: _builtins.float
     """Natural logarithm of its probability before sampling parameters were applied."""
     text_offset: _builtins.int
-    """Where its text begins, in characters of the text of its sequence, or of the prompt; tokens that make up one character
-    begin where that begins. Set with log probabilities and for tokens of the prompt, if the bundle has a tokenizer.
+    """Where its text begins, in characters of the text of its sequence, or of the prompt. Behind a token that ends within a
+    character, it is where that token begins. Set with log probabilities and for tokens of the prompt, if the bundle has a tokenizer.
     """
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:

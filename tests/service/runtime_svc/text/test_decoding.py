@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -55,6 +55,27 @@ async def test_stop_strings_and_texts_of_tokens(served: Runtime) -> None:
     for token in (token for event in events for token in event.delta.tokens):
         # No token of this tokenizer has another text alone than behind others.
         assert token.text == tokenizer.decode([token.id])
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level, odd_tokenizer])
+async def test_tokens_of_prompts_say_where_their_characters_begin(
+    served: Runtime, make_tokenizer: Callable[[], tokenizers.Tokenizer]
+) -> None:
+    tokenizer, text = make_tokenizer(), "n é🙂x"
+    await served.deploy(tokenizer=tokenizer.to_str().encode())
+    request = pb.GenerateRequest(deployment_id="d", text=text, output=pb.OutputOptions(echo=True))
+    request.stop.max_new_tokens = 1
+    told = [event.prompt async for event in served.generation.Generate(request) if event.HasField("prompt")]
+    assert "".join(part.text for part in told) == text
+    tokens = [token for part in told for token in part.tokens]
+    # What ends within a character leaves the next token where it began itself.
+    expected, begin = [], 0
+    for index in range(len(tokens)):
+        before = tokenizer.decode([token.id for token in tokens[:index]])
+        begin = begin if before.endswith("\ufffd") else len(before)
+        expected.append((True, begin))
+    assert [(token.HasField("text_offset"), token.text_offset) for token in tokens] == expected
+    assert {begin for _, begin in expected} >= {0, 3, 4}
 
 
 class StubQueue:

@@ -1076,8 +1076,8 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
   logits: number[];
 
   /**
-   * Where its text begins, in characters of the text of its sequence, or of the prompt; tokens that make up one character
-   * begin where that begins. Set with log probabilities and for tokens of the prompt, if the bundle has a tokenizer.
+   * Where its text begins, in characters of the text of its sequence, or of the prompt. Behind a token that ends within a
+   * character, it is where that token begins. Set with log probabilities and for tokens of the prompt, if the bundle has a tokenizer.
    *
    * @generated from field: optional int32 text_offset = 6;
    */
