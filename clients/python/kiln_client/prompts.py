@@ -215,6 +215,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
     check_options(options, GenerateOptions, "timeout_s")
     sampling: dict[str, Any] = {"bad_words": [TokenIds(ids=word) for word in options.pop("bad_words", ())]}
     sampling |= {name: value for name, value in options.items() if name in _SAMPLING}
+    output: dict[str, Any] = {name: value for name, value in options.items() if name in _OUTPUT}
     request = GenerateRequest(
         deployment_id=deployment_id,
         request_id=options.get("request_id", ""),
@@ -225,7 +226,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
             stop_token_ids=options.get("stop_token_ids", ()),
             ignore_eos=options.get("ignore_eos"),
         ),
-        output=OutputOptions(**{name: value for name, value in options.items() if name in _OUTPUT}),
+        output=OutputOptions(**output),
         cache_salt=options.get("cache_salt", ""),
         session_id=options.get("session_id", ""),
         adapter=options.get("adapter", ""),
