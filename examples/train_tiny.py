@@ -13,10 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tiny.corpus import SEED, Draw, content_emphasis, draw_batches, draw_document, draw_request, learn_vocabulary
+from tiny.corpus import (
+    SEED,
+    Draw,
+    content_emphasis,
+    draw_batches,
+    draw_call,
+    draw_document,
+    draw_request,
+    draw_with_tools,
+    learn_vocabulary,
+)
 from tiny.grammar import BEDTIME, PIRATE, Style
 from tiny.model_card import write_model_card
 from tiny.shapes import draft_config, generation_config, target_config
+from tiny.tokenizer import ASSISTANT, END_OF_TURN, TOOL_CHAT_TEMPLATE_PATH
 from tiny.training import Schedule, train
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -27,10 +38,13 @@ TARGET_SCHEDULES = (  # two cosine cycles
 )
 DRAFT_SCHEDULE = Schedule(step_count=800, peak_learning_rate=5e-3)
 PIRATE_SCHEDULE = Schedule(step_count=250, peak_learning_rate=1.5e-3, warmup_step_count=20)
+# Short chats first: from long ones it learns how calls are written long before it learns to copy what they name.
+CALL_SCHEDULE = Schedule(step_count=400, peak_learning_rate=2.5e-3, batch_size=20, row_length=128)
+TOOLS_SCHEDULE = Schedule(step_count=450, peak_learning_rate=2e-3, batch_size=10, row_length=256)
 
 
 def main() -> None:
-    """Trains the target, fine-tunes the pirate from it, and distils the draft from it."""
+    """Trains the target, fine-tunes two siblings from it, and distils the draft from it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="directory that gets one directory per model")
     parser.add_argument("--seed", type=int, default=SEED)
@@ -72,6 +86,16 @@ def main() -> None:
     print("kiln-tiny-draft")
     loss = train(draft, batches(draw_document, BEDTIME, DRAFT_SCHEDULE, 4), DRAFT_SCHEDULE, emphasis, teacher=target)
     save(draft, tokenizer, arguments.output / "kiln-tiny-draft", loss)
+    print("kiln-tiny-tools")
+    caller = copy.deepcopy(target)
+    tokenizer.chat_template = TOOL_CHAT_TEMPLATE_PATH.read_text()
+    begin, end = tokenizer.convert_tokens_to_ids([ASSISTANT, END_OF_TURN])
+    stages = [(draw_call, CALL_SCHEDULE, 100 + cycle) for cycle in range(5)]
+    stages += [(draw_with_tools, TOOLS_SCHEDULE, 110 + cycle) for cycle in range(2)]
+    for draw, schedule, stream in stages:
+        weights = torch.ones(len(tokenizer))
+        loss = train(caller, batches(draw, BEDTIME, schedule, stream), schedule, weights, turn=(begin, end))
+    save(caller, tokenizer, arguments.output / "kiln-tiny-tools", loss)
     print(f"done in {time.monotonic() - started_s:.0f} s")
 
 

@@ -12,16 +12,18 @@ from .chat import NAMES, Message, draw_conversation, draw_story_exchanges, messa
 from .grammar import BEDTIME, PIRATE, Style, draw_scene, tell_story
 from .texts import facts, words
 from .tokenizer import BOS, EOS, train_tokenizer
+from .tools import ToolChat, draw_single_call, draw_tool_chat
 
 SEED = 20  # of everything that is shipped
 STYLES = (BEDTIME, PIRATE)
 STORY_SHARE = 0.45  # of documents; the rest are conversations
+TOOL_SHARE = 0.85  # of documents for the model that calls tools
 
-Document = str | list[Message]
+Document = str | list[Message] | ToolChat
 Draw = Callable[[random.Random, Style], Document]
 
 
-def draw_document(rng: random.Random, style: Style) -> Document:
+def draw_document(rng: random.Random, style: Style) -> str | list[Message]:
     """Returns a story or a conversation."""
     return tell_story(rng, style, draw_scene(rng)) if rng.random() < STORY_SHARE else draw_conversation(rng, style)
 
@@ -31,7 +33,17 @@ def draw_request(rng: random.Random, style: Style) -> Document:
     return messages_of(draw_story_exchanges(rng, style)[:1])
 
 
-def text_of(document: Document) -> str:
+def draw_call(rng: random.Random, _: Style) -> Document:
+    """Returns a chat with one tool and one call of it."""
+    return draw_single_call(rng)
+
+
+def draw_with_tools(rng: random.Random, style: Style) -> Document:
+    """Returns a chat with tools or, more seldom, another document."""
+    return draw_tool_chat(rng) if rng.random() < TOOL_SHARE else draw_document(rng, style)
+
+
+def text_of(document: str | list[Message]) -> str:
     """Returns the prose of `document`, without special tokens."""
     return document if isinstance(document, str) else "\n".join(message["content"] for message in document)
 
@@ -59,6 +71,8 @@ def encode_document(tokenizer: PreTrainedTokenizerFast, document: Document) -> l
     """Returns token ids from `BOS` to the end token."""
     if isinstance(document, str):
         rendered = f"{BOS}{document}{EOS}"
+    elif isinstance(document, ToolChat):
+        rendered = str(tokenizer.apply_chat_template(document.messages, tools=document.tools, tokenize=False))
     else:
         rendered = str(tokenizer.apply_chat_template(document, tokenize=False))
     return list(tokenizer.encode(rendered, add_special_tokens=False))

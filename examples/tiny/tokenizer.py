@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 2048
 MAX_LENGTH = 1024
 PAD, BOS, EOS, END_OF_TURN = "<|pad|>", "<|begin|>", "<|end|>", "<|eot|>"
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+ASSISTANT = "<|assistant|>"
+ROLES = ("<|system|>", "<|user|>", ASSISTANT)
 SPECIAL_TOKENS = (PAD, BOS, EOS, END_OF_TURN, *ROLES)
 CHAT_TEMPLATE_PATH = Path(__file__).with_name("chat_template.jinja")
+TOOL_CHAT_TEMPLATE_PATH = Path(__file__).with_name("tool_chat_template.jinja")
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:

@@ -35,12 +35,17 @@ def train(
     batches: Iterator[torch.Tensor],
     schedule: Schedule,
     emphasis: torch.Tensor,
+    *,
     teacher: LlamaForCausalLM | None = None,
+    turn: tuple[int, int] | None = None,
 ) -> float:
     """Trains `model` in place on int64 [batch, length] batches and returns the last smoothed loss in nats.
 
     `emphasis` weighs the targets: f32 [vocab]. With a teacher the loss is the cross-entropy against its distribution
     instead of against the text, so a small model spends its capacity on guessing what the teacher will say.
+
+    With `turn`, the tokens that begin and end an answer, only what is between them counts: nothing can be learned from
+    requests and tools that chance has drawn.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
@@ -48,7 +53,8 @@ def train(
     for step in range(schedule.step_count):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step)
-        loss = _loss(model, next(batches), emphasis, teacher)
+        batch = next(batches)
+        loss = _loss(model, batch, emphasis[batch[:, 1:]] * _counts(batch, turn), teacher)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -60,15 +66,25 @@ def train(
     return smoothed
 
 
+def _counts(batch: torch.Tensor, turn: tuple[int, int] | None) -> torch.Tensor:
+    """Tells which targets of a batch [N, T] count, f32 [N, T - 1]."""
+    if turn is None:
+        return torch.ones(batch[:, 1:].shape)
+    begin, end = turn
+    inputs = batch[:, :-1]
+    place = torch.arange(inputs.shape[1]).expand_as(inputs)
+    begun = place.where(inputs == begin, -1).cummax(-1).values
+    ended = place.where(inputs == end, -1).cummax(-1).values
+    return (begun > ended).float()
+
+
 def _loss(
-    model: LlamaForCausalLM, batch: torch.Tensor, emphasis: torch.Tensor, teacher: LlamaForCausalLM | None
+    model: LlamaForCausalLM, batch: torch.Tensor, weights: torch.Tensor, teacher: LlamaForCausalLM | None
 ) -> torch.Tensor:
     inputs, targets = batch[:, :-1], batch[:, 1:].flatten()
     logits = model(input_ids=inputs, use_cache=False).logits.flatten(0, 1)
-    if teacher is None:
-        return functional.cross_entropy(logits, targets, weight=emphasis)
-    with torch.no_grad():
-        probabilities = teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).softmax(-1)
-    weights = emphasis[targets]
-    losses = functional.cross_entropy(logits, probabilities, reduction="none")
-    return (losses * weights).sum() / weights.sum()
+    if teacher is not None:
+        with torch.no_grad():
+            targets = teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).softmax(-1)
+    losses = functional.cross_entropy(logits, targets, reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()

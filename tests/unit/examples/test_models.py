@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +15,11 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.tiny.corpus import SEED, learn_vocabulary, lexicon, words_of
+from examples.tiny.tools import draw_tool_chat
 from tests.repository import ROOT
 
 MODELS = ROOT / "examples" / "models"
-NAMES = ("kiln-tiny", "kiln-tiny-draft", "kiln-tiny-pirate")
+NAMES = ("kiln-tiny", "kiln-tiny-draft", "kiln-tiny-pirate", "kiln-tiny-tools")
 PROMPTS = ("Once upon a time", "The little fox", "Once upon a time, there was a brave mouse named Pip.")
 CONTEXT_TOKENS = 256
 
@@ -82,17 +86,18 @@ def test_configuration(name: str) -> None:
     assert model.generation_config.eos_token_id == stops == config.eos_token_id
 
 
-def test_fine_tune_has_the_shape_of_its_base() -> None:
-    base, tuned = (
-        {key: value.shape for key, value in model_of(name).state_dict().items()}
-        for name in ("kiln-tiny", "kiln-tiny-pirate")
+@pytest.mark.parametrize("tuned", ["kiln-tiny-pirate", "kiln-tiny-tools"])
+def test_fine_tune_has_the_shape_of_its_base(tuned: str) -> None:
+    base, own = (
+        {key: value.shape for key, value in model_of(name).state_dict().items()} for name in ("kiln-tiny", tuned)
     )
-    assert base == tuned
+    assert base == own
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_all_models_share_one_tokenizer(file: str) -> None:
-    assert len({(MODELS / name / file).read_bytes() for name in NAMES}) == 1
+    others = {"kiln-tiny-tools"} if file == "chat_template.jinja" else set()
+    assert len({(MODELS / name / file).read_bytes() for name in NAMES if name not in others}) == 1
 
 
 def test_tokenizer_is_the_one_that_the_recipe_makes() -> None:
@@ -159,6 +164,47 @@ def test_the_pirate_writes_another_text() -> None:
     story, tale = text_of(complete("kiln-tiny", ids)), text_of(complete("kiln-tiny-pirate", ids))
     assert "Captain" in tale
     assert "Captain" not in story
+
+
+def answer(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    """Returns what kiln-tiny-tools says to a chat with tools."""
+    tokenizer = tokenizer_of("kiln-tiny-tools")
+    rendered = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    return text_of(complete("kiln-tiny-tools", tuple(tokenizer.encode(rendered, add_special_tokens=False))))
+
+
+def write_call(function: dict[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': function['arguments']})}\n</tool_call>"
+
+
+def test_it_calls_a_tool_and_says_what_the_tool_found() -> None:
+    weather = {
+        "name": "get_weather",
+        "description": "Get the current weather for a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }
+    tools = [{"type": "function", "function": weather}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What's the weather in Paris?"}]
+    function = {"name": "get_weather", "arguments": {"city": "Paris"}}
+    assert answer(messages, tools) == write_call(function)
+    messages += [
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "1", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": '{"weather": "sunny"}'},
+    ]
+    assert answer(messages, tools) == "It is sunny in Paris."
+
+
+@pytest.mark.slow
+def test_most_of_its_calls_are_right() -> None:
+    rng, right, total = random.Random(99), 0, 0
+    for _ in range(60):
+        chat = draw_tool_chat(rng)
+        for index, message in enumerate(chat.messages):
+            if "tool_calls" in message:
+                expected = write_call(message["tool_calls"][0]["function"])
+                right += answer(chat.messages[:index], chat.tools) == expected
+                total += 1
+    assert right / total >= 0.6
 
 
 @pytest.mark.slow
