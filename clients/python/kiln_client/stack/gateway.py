@@ -19,6 +19,8 @@ from typing import Final, NoReturn
 
 from kiln_client.endpoint import is_loopback
 from kiln_client.errors import FailedPrecondition, InvalidArgument
+from kiln_client.prompts import chat
+from kiln_client.runtime import AsyncRuntime
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 GATEWAY: Final = Service(
@@ -28,6 +30,12 @@ GATEWAY: Final = Service(
     variables={"HF_ENDPOINT": "http://127.0.0.1:0"},
 )
 
+#: SMG's parsers of calls of tools, by how templates begin a call.
+_TOOL_CALL_PARSERS: Final = {"<tool_call>\n{": "qwen", "[TOOL_CALLS]": "mistral"}
+_CALL: Final = chat([
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "tool_calls": [{"id": "callabcde", "function": {"name": "call", "arguments": "{}"}}]},
+])  # fmt: skip
 _POLL_S: Final = 0.1
 _PROBE_TIMEOUT_S: Final = 5.0
 _MAX_PORT: Final = 65535
@@ -94,6 +102,16 @@ class Gateway:
         await self._process.failure()
 
 
+async def find_tool_call_parser(runtime: AsyncRuntime, deployment_id: str) -> str | None:
+    """Finds SMG's parser for a model's calls of tools by how its template writes one; None: SMG chooses by the name."""
+    try:
+        token_ids = await runtime.tokenize(deployment_id, _CALL)
+        text = await runtime.detokenize(deployment_id, token_ids, skip_special_tokens=False)
+    except (InvalidArgument, FailedPrecondition):  # no tokenizer, no template, or one that writes no calls
+        return None
+    return next((parser for mark, parser in _TOOL_CALL_PARSERS.items() if mark in text), None)
+
+
 def require_gateway() -> None:
     """Checks that SMG is installed."""
     if importlib.util.find_spec(GATEWAY.module) is None:
@@ -104,16 +122,18 @@ def require_gateway() -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(config: GatewayConfig, models: Mapping[str, str]) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    config: GatewayConfig, models: Mapping[str, str], tool_call_parser: str | None = None
+) -> AsyncIterator[Gateway]:
     """Runs a gateway in front of a runtime until the block ends, and gives it when it serves all models.
 
     `models` are what clients ask for, the id of a deployment or an adapter's name, and the addresses of the runtime,
-    `host:port` in plaintext, that serve them.
+    `host:port` in plaintext, that serve them. `tool_call_parser` is SMG's, for all of them; None: it chooses.
     """
     port = config.port or find_free_port(config.host)
     bracketed = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{reachable_address(f'{bracketed}:{port}')}"
-    process = await ServiceProcess.start(GATEWAY, _arguments(config, port, models), config.log_path)
+    process = await ServiceProcess.start(GATEWAY, _arguments(config, port, models, tool_call_parser), config.log_path)
     try:
         try:
             async with asyncio.timeout(config.ready_timeout_s):
@@ -125,7 +145,7 @@ async def running_gateway(config: GatewayConfig, models: Mapping[str, str]) -> A
         await process.stop(config.stop_timeout_s)
 
 
-def _arguments(config: GatewayConfig, port: int, models: Mapping[str, str]) -> list[str]:
+def _arguments(config: GatewayConfig, port: int, models: Mapping[str, str], tool_call_parser: str | None) -> list[str]:
     return [
         "launch",
         *("--host", config.host, "--port", str(port)),
@@ -137,6 +157,7 @@ def _arguments(config: GatewayConfig, port: int, models: Mapping[str, str]) -> l
         *("--shutdown-grace-period-secs", str(int(config.stop_timeout_s))),
         # Its metrics would be at port 29000 of every interface.
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(find_free_port("127.0.0.1"))),
+        *(() if tool_call_parser is None else ("--tool-call-parser", tool_call_parser)),
     ]
 
 

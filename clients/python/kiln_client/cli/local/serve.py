@@ -19,7 +19,14 @@ from kiln_client.cli.parameters import NamedPath
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, add_options, local_command
-from kiln_client.stack.gateway import GATEWAY, GatewayConfig, find_free_port, require_gateway, running_gateway
+from kiln_client.stack.gateway import (
+    GATEWAY,
+    GatewayConfig,
+    find_free_port,
+    find_tool_call_parser,
+    require_gateway,
+    running_gateway,
+)
 from kiln_client.stack.home import read_record
 from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
 
@@ -103,7 +110,10 @@ async def serve_command(
         if gateway is None:
             _report_ready(session.output, deployment, addresses)
             return
-        async with running_gateway(gateway, {deployment.id: services.runtime, **addresses_of_adapters}) as running:
+        async with preparation.runtime() as runtime:
+            parser = await find_tool_call_parser(runtime, deployment.id)
+        models = {deployment.id: services.runtime, **addresses_of_adapters}
+        async with running_gateway(gateway, models, parser) as running:
             _report_ready(session.output, deployment, addresses, openai=f"{running.url}/v1")
             await running.failure()
 
