@@ -20,8 +20,18 @@ import torch
 from torch import Tensor
 
 from bundle.abi.outputs import INVALID_ROW
-from execution.candidates import count_chosen, find_likeliest, index_dtype, is_finite, round_sum, sum_exactly, take_top
+from execution.candidates import (
+    count_chosen,
+    find_likeliest,
+    has_wide_integers,
+    index_dtype,
+    is_finite,
+    round_sum,
+    sum_exactly,
+    take_top,
+)
 from execution.noise import make_noise
+from targets.neuron import MAX_CANDIDATES
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -46,7 +56,9 @@ def mark_invalid(tokens: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid[:, 0], tokens, INVALID_ROW)
 
 
-def sample(logits: Tensor, sampling_params: Tensor, chance: Tensor, global_topk: int) -> Tensor:
+def sample(
+    logits: Tensor, sampling_params: Tensor, chance: Tensor, global_topk: int, cuts: Tensor | None = None
+) -> Tensor:
     """Draws one token per row: temperature, then top_k, then top_p, then `draw`.
 
     Args:
@@ -62,6 +74,8 @@ def sample(logits: Tensor, sampling_params: Tensor, chance: Tensor, global_topk:
     """
     valid = is_valid(logits)
     ids, scores = candidates(torch.where(valid, logits, 0.0), sampling_params, global_topk)
+    if cuts is not None:
+        scores = cut(scores, cuts, sampling_params)
     return mark_invalid(draw(ids, scores, sampling_params, chance), valid)
 
 
@@ -111,6 +125,40 @@ def score_top(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, 
     before = weights.cumsum(dim=-1) - weights
     is_kept &= (before < top_p * measure) | (top_p >= 1) | (rank == 0)
     return scores.where(is_kept, float("-inf"))
+
+
+def cut(scores: Tensor, cuts: Tensor, sampling_params: Tensor) -> Tensor:
+    """Excludes candidates of rows that are not greedy by the ABI's `cuts`, f32 [N, 2]; `scores` are f32 [N, K]."""
+    return scores.where(_find_kept(scores.exp(), cuts) | is_greedy(sampling_params)[:, None], float("-inf"))
+
+
+def _find_kept(weights: Tensor, cuts: Tensor) -> Tensor:
+    """Tells which candidates min_p, and typical_p behind it, leave, bool [N, K].
+
+    `weights` are unnormalized, f32 [N, K]. `processors` has the host's forms of both, for one row.
+    """
+    min_p, typical_p = cuts[:, :1], cuts[:, 1:2]
+    is_likely = weights >= min_p * weights.amax(dim=-1, keepdim=True)
+    is_typical = _find_typical(weights.where(is_likely, 0.0), typical_p)
+    return is_likely & is_typical
+
+
+def _find_typical(weights: Tensor, typical_p: Tensor) -> Tensor:
+    """Tells which candidates are in the most typical set that reaches a probability, ties included; all from 1 on."""
+    probabilities = weights / weights.sum(dim=-1, keepdim=True)
+    information = -probabilities.log()
+    expected = torch.where(probabilities > 0, probabilities * information, 0.0).sum(dim=-1, keepdim=True)
+    distance = (information - expected).abs()
+    if not has_wide_integers(weights.device) and weights.shape[-1] <= MAX_CANDIDATES:
+        # Compilers for other devices may take no sort.
+        is_closer = distance[:, None, :] < distance[:, :, None]
+        is_kept = torch.where(is_closer, probabilities[:, None, :], 0.0).sum(dim=-1) < typical_p
+    else:
+        ordered, order = distance.sort(dim=-1)
+        is_short = probabilities.gather(-1, order).cumsum(dim=-1) < typical_p
+        last = is_short.sum(dim=-1, keepdim=True).clamp(max=weights.shape[-1] - 1)
+        is_kept = distance <= ordered.gather(-1, last)
+    return is_kept | (typical_p >= 1)
 
 
 def draw(ids: Tensor, scores: Tensor, sampling_params: Tensor, chance: Tensor) -> Tensor:

@@ -94,9 +94,11 @@ class SamplingParams:
     top_k: int = _row(0, _TOP_K, Need.CHOICE, "keeps the k most likely tokens")
     top_p: float = _row(1.0, _SHARE, Need.CHOICE, "keeps the smallest set whose probability reaches p")
     seed: int = _row(0, _SEED, Need.NOTHING, "decides, with position and token id, what is drawn", is_neutral=False)
-    min_p: float = _row(0.0, Domain(0, 1), Need.HOST, "drops what is less likely than p of the likeliest")
-    frequency_penalty: float = _row(0.0, _PENALTY, Need.HOST, "taken off for each time that a token was generated")
-    presence_penalty: float = _row(0.0, _PENALTY, Need.HOST, "taken off once a token was generated")
+    min_p: float = _row(0.0, Domain(0, 1), Need.PROCESSORS, "drops what is less likely than p of the likeliest")
+    frequency_penalty: float = _row(
+        0.0, _PENALTY, Need.PROCESSORS, "taken off for each time that a token was generated"
+    )
+    presence_penalty: float = _row(0.0, _PENALTY, Need.PROCESSORS, "taken off once a token was generated")
     repetition_penalty: float = _row(
         1.0,
         Domain(0, excludes_smallest=True),

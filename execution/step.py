@@ -180,7 +180,7 @@ class StepForm:
             inputs["seq_ids"][row] = blocks[0]
         if "next_ids" in inputs:
             behind = [*tokens[1:], *([] if next_id is None else [next_id])]
-            inputs["next_ids"][first : first + len(behind)] = behind
+            inputs["next_ids"][first : first + len(behind)] = array("i", behind)
         if "num_tokens" in inputs:
             inputs["num_tokens"][row] = count
         if "computed_context_lens" in inputs:

@@ -15,7 +15,9 @@ from bundle.abi.tensor import DType
 from bundle.manifest import Sampling, TensorSpec
 from compiler_svc.golden.errors import GoldenMismatch
 from compiler_svc.golden.reference import Reading
-from execution.sampling import sample
+from execution.dtypes import TORCH_DTYPES
+from execution.noise import make_noise
+from execution.sampling import is_greedy, sample
 
 #: Largest deviation of a logit, as a share of the largest reference logit. Tokens whose reference logits differ by at
 #: most twice as much are tied and may change places. In low precision, reference and executable round alike but at

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bundle.abi.formats import FORMATS
-from bundle.abi.inputs import PROMPT_LOGPROBS
+from bundle.abi.inputs import PROCESSORS, PROMPT_LOGPROBS
 from bundle.abi.outputs import EMBEDDINGS
 from bundle.errors import FieldViolation
 from bundle.manifest import Limits, Sampling, Serving, TargetKind, Tokens
@@ -75,7 +75,11 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     _check_float8(checkpoint, description, target)
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
-    prompt_outputs = {PROMPT_LOGPROBS: config.output_prompt_logprobs, EMBEDDINGS: config.output_embeddings}
+    options = {
+        PROMPT_LOGPROBS: config.output_prompt_logprobs,
+        EMBEDDINGS: config.output_embeddings,
+        PROCESSORS: config.processes_logits,
+    }
     model = GraphSpec(
         description=description,
         model=family.model,
@@ -90,11 +94,10 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         reduce_dtype=config.rpl_reduce_dtype,
         padding_side=config.padding_side,
         returns_internal=TARGETS[target].returns_internal,
-        optional_inputs=tuple(flag for flag, is_set in prompt_outputs.items() if is_set),
+        optional_inputs=tuple(flag for flag, is_set in options.items() if is_set),
         reads_context=computes_chunks,
         num_blocks=config.pa_num_blocks if config.is_block_kv_layout else 0,
         block_tokens=config.pa_block_size if config.is_block_kv_layout else 0,
-        optional_inputs=(PROCESSORS,) if config.processes_logits else (),
         skips_idle=TARGETS[target].skips_idle,
         largest_step=count_ring_step(config) if TARGETS[target].has_rings else 0,
     )
@@ -236,52 +239,3 @@ def _describe_executables(model: GraphSpec, config: NeuronConfig, *, processes: 
 def _count_rows(config: NeuronConfig, number: int) -> int | None:
     """Rows of a token_generation bucket: its first number, unless that is the tokens of a row, with prefix caching."""
     return number if config.token_generation_batches else None
-
-
-def choose_sampling(config: NeuronConfig) -> Sampling:
-    """Describes how tokens are picked: the baked-in parameters, or the defaults for requests that set none.
-
-    Without `do_sample` sampling is greedy, which temperature 0 says. The default `top_k` of 1 says the same again. If
-    requests may choose, it is dropped, because a request that sets a temperature wants to sample.
-    """
-    on_device = config.on_device_sampling_config
-    if on_device is None:
-        return replace(_GREEDY, mode="host", dynamic=True, chance="noise_keys")
-    if on_device.is_greedy:
-        return replace(_GREEDY, deterministic=on_device.deterministic)
-    return replace(
-        _GREEDY,
-        dynamic=on_device.dynamic,
-        deterministic=on_device.deterministic,
-        global_topk=on_device.global_topk,
-        temperature=on_device.temperature if on_device.do_sample else 0.0,
-        top_k=on_device.top_k if on_device.do_sample or on_device.top_k != 1 else 0,
-        top_p=on_device.top_p,
-        chance="rand" if on_device.deterministic else "noise_keys",
-    )
-
-
-def choose_generation_defaults(generation_config: Mapping[str, Any], config: NeuronConfig) -> GenerationDefaults | None:
-    """Reads what a checkpoint's `generation_config.json` names for requests that set no sampling values.
-
-    Only what the file names counts: transformers has defaults of its own beside it, such as a `top_k` of 50. Without
-    `do_sample` it is greedy there, and so it is here. A configuration with `do_sample` takes precedence, and a `top_k`
-    above its `global_topk` is reduced to it, because executables have no more candidates.
-
-    Returns None if the file names nothing, or if requests cannot choose or have the configuration's defaults.
-    """
-    on_device, sampling = config.on_device_sampling_config, choose_sampling(config)
-    if not sampling.dynamic or (on_device is not None and on_device.do_sample):
-        return None
-    with AttributeReader(generation_config, prefix="generation_config.") as reader:
-        if not reader.boolean("do_sample", default=False):
-            return None
-        temperature = 0.0 if generation_config.get("temperature") == 0 else reader.number("temperature", default=1.0)
-        # Some files say -1 for no limit.
-        top_k = None if generation_config.get("top_k") is None else max(0, reader.integer("top_k", minimum=-1))
-        top_p = reader.optional_number("top_p", above=0.0)
-        if top_p is not None and top_p > 1:
-            reader.note_invalid("top_p", top_p, "a number above 0, at most 1")
-    if top_k and sampling.global_topk:
-        top_k = min(top_k, sampling.global_topk)
-    return GenerationDefaults(temperature=temperature, top_k=top_k, top_p=top_p)

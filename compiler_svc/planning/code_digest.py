@@ -33,6 +33,8 @@ BUNDLE_CODE: Final = (
     "execution/candidates.py",
     "execution/collectives",
     "execution/dtypes.py",
+    "execution/logit_changes.py",
+    "execution/noise.py",
     "execution/quantized_linear.py",
     "execution/sampling.py",
     "execution/sampling_parameters.py",
@@ -54,8 +56,11 @@ NEURON_LOWERING_CODE: Final = (
     "execution/candidates.py",
     "execution/collectives",
     "execution/dtypes.py",
+    "execution/logit_changes.py",
+    "execution/noise.py",
     "execution/quantized_linear.py",
     "execution/sampling.py",
+    "execution/sampling_parameters.py",
     "targets/neuron.py",
 )
 

@@ -59,7 +59,7 @@ def choose_sampling(config: NeuronConfig) -> Sampling:
     """
     on_device = config.on_device_sampling_config
     if on_device is None:
-        return replace(_GREEDY, mode="host", dynamic=True)
+        return replace(_GREEDY, mode="host", dynamic=True, chance="noise_keys")
     if on_device.is_greedy:
         return replace(_GREEDY, deterministic=on_device.deterministic)
     return replace(
@@ -70,12 +70,13 @@ def choose_sampling(config: NeuronConfig) -> Sampling:
         temperature=on_device.temperature if on_device.do_sample else 0.0,
         top_k=on_device.top_k if on_device.do_sample or on_device.top_k != 1 else 0,
         top_p=on_device.top_p,
+        chance="rand" if on_device.deterministic else "noise_keys",
     )
 
 
 def serves_processors(config: NeuronConfig) -> bool:
     """Whether requests may change logits before tokens are picked."""
-    return choose_sampling(config).mode == "host"
+    return choose_sampling(config).mode == "host" or config.processes_logits
 
 
 def choose_generation_defaults(
@@ -86,7 +87,7 @@ def choose_generation_defaults(
     Only what the file names counts: transformers has defaults of its own beside it, such as a `top_k` of 50. Without
     `do_sample` it is greedy there, and so it is here. A configuration with `do_sample` takes precedence, and a `top_k`
     above its `global_topk` is reduced to it, because executables have no more candidates. Penalties and exclusions need
-    a host that picks tokens.
+    processors of logits.
 
     Returns None if the file names nothing, or if requests cannot choose or have the configuration's defaults.
     """

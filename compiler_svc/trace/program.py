@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor, nn
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, read_sampling_params
+from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS, PROCESSORS, read_sampling_params
 from bundle.abi.outputs import IDLE_TOKEN, OUTPUTS
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling, WeightTensor
@@ -77,9 +77,9 @@ class SubmodelProgram(nn.Module):
         is_fixed, device = sampling.deterministic, logits.part.device
         chance = torch.full((rows, 1), 0.5, device=device) if is_fixed else inputs["noise_keys"]
         if gathered is not None:
-            return sample(gathered, params, chance, sampling.global_topk)
+            return sample(gathered, params, chance, sampling.global_topk, inputs.get("cuts"))
         needs_total = sampling.dynamic or sampling.top_k == 0
-        return logits.sample(params, chance, sampling.global_topk, needs_total=needs_total)
+        return logits.sample(params, chance, sampling.global_topk, needs_total=needs_total, cuts=inputs.get("cuts"))
 
 
 def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> SubmodelProgram:

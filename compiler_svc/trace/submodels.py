@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from bundle.abi.inputs import LEFT_PADDED, inputs_of
+from bundle.abi.inputs import LEFT_PADDED, PROCESSORS, WORD_BITS, inputs_of
 from bundle.abi.outputs import MAX_PROMPT_CANDIDATES, outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName

@@ -159,8 +159,8 @@ class Rank:
             tokens = views.tokens[:num_live]
             picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
             views.logprobs[:num_live] = picked
-            views.top_ids[:num_live, : call.top_logprobs] = top_ids
-            views.top_logprobs[:num_live, : call.top_logprobs] = top
+            views.top_ids[:num_live, ..., : call.top_logprobs] = top_ids
+            views.top_logprobs[:num_live, ..., : call.top_logprobs] = top
         for name in call.reported:
             views.reported[name].copy_(outputs[name])
         if call.return_logits and views.logits is not None:

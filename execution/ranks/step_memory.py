@@ -24,8 +24,6 @@ NUM_SETS: Final = 2
 
 _ALIGNMENT: Final = 64
 _ITEM_SIZE: Final = 4
-#: Of dtypes that are no float32.
-_FORMATS: Final[Mapping[str, Literal["i", "f"]]] = {"int32": "i"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,11 @@ class StepLayout:
             outputs = {spec.name: spec.shape for spec in executable.outputs}
             tokens = outputs.get("tokens", (rows,))
             return StepRegions(
-                inputs={spec.name: place(_FORMATS.get(spec.dtype, "f"), *spec.shape) for spec in inputs},
-                tokens=place("i", *outputs.get("tokens", (rows,))),
-                logprobs=place("f", rows),
-                top_ids=place("i", rows, num_top),
-                top_logprobs=place("f", rows, num_top),
+                inputs={spec.name: place(ITEM_FORMATS[spec.dtype], *spec.shape) for spec in inputs},
+                tokens=place("i", *tokens),
+                logprobs=place("f", *tokens),
+                top_ids=place("i", *tokens, num_top),
+                top_logprobs=place("f", *tokens, num_top),
                 logits=place("f", *outputs["logits"]) if "logits" in outputs else None,
                 internal={
                     name: place("f", manifest.tp_degree, *shape)
@@ -101,7 +99,7 @@ class StepLayout:
                     if with_internal and OUTPUTS[name].is_internal
                 },
                 reported={
-                    spec.name: place(_FORMATS.get(spec.dtype, "f"), *spec.shape)
+                    spec.name: place(ITEM_FORMATS[spec.dtype], *spec.shape)
                     for spec in executable.outputs
                     if OUTPUTS[spec.name].is_reported
                 },
@@ -175,9 +173,9 @@ class StepMemory:
         reported = {name: self._copy(regions.reported[name]) for name in step.reported}
         if step.top_logprobs is None:
             return StepResult(tokens, None, None, None, duration_s, logits, invalid, internal, reported)
-        logprobs: list[float] = self._view(regions.logprobs).tolist()
-        top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
-        top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
+        logprobs = _split(self._view(regions.logprobs).tolist(), prod(regions.logprobs.shape[1:]))
+        top_ids = self._read_top(regions.top_ids, step.top_logprobs)
+        top_logprobs = self._read_top(regions.top_logprobs, step.top_logprobs)
         return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid, internal, reported)
 
     def close(self) -> None:
@@ -209,26 +207,6 @@ class StepMemory:
     def _read_top(self, region: Region, count: int) -> list[list[list[Any]]]:
         of_tokens = _split(self._view(region).tolist(), region.shape[-1])
         return _split([one[:count] for one in of_tokens], prod(region.shape[1:-1]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Packing:
-    """Writes all inputs of a step by one call, because a call for each input would cost more than the values."""
-
-    format: struct.Struct
-    offset: int
-    #: Values of each input, in the order of the memory.
-    counts: dict[str, int]
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Region]) -> Self:
-        regions = sorted(inputs.items(), key=lambda item: item[1].offset)
-        start = end = regions[0][1].offset
-        items = ["<"]
-        for _, region in regions:
-            items += [f"{region.offset - end}x", f"{prod(region.shape)}{region.format}"]
-            end = region.end
-        return cls(struct.Struct("".join(items)), start, {name: prod(region.shape) for name, region in regions})
 
 
 def _split(values: list[Any], length: int) -> list[list[Any]]:

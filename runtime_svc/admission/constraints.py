@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 
 from bundle.errors import FieldViolation, KilnError
@@ -12,6 +11,7 @@ from execution.text.constraint import Constraint
 from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
 from runtime_svc.admission.quotes import quote_value
 from runtime_svc.errors import ConstraintLimitExceeded, FeatureNotServed, RequestInvalid
+from runtime_svc.text.codec import TextCodec
 
 #: Characters of a constraint. What takes long to compile may be much shorter.
 MAX_CONSTRAINT_CHARS: Final = 256 << 10
@@ -43,17 +43,15 @@ def find_unserved_constraint(constraint: Constraint, *, has_text: bool, has_ends
     elif not has_ends:
         lacking = "the bundle has no end-of-sequence token"
     else:
-        lacking = Need.HOST.value
+        lacking = Need.PROCESSORS.value
     yield FieldViolation(f"constraint.{constraint.kind}", "set", f"unset: {lacking}")
 
 
-@contextmanager
-def naming_constraint(constraint: Constraint | None) -> Iterator[None]:
-    """Turns errors of the process that compiles in the block into errors of a call's field."""
+async def compile_constraint(constraint: Constraint, text: TextCodec) -> bytes:
+    """Returns the mask of the first token; errors of the process that compiles become errors of a call's field."""
     try:
-        yield
+        return await text.compile(constraint)
     except (TextRefused, TextLimitExceeded, TextInvalid) as error:
-        assert constraint is not None, "it is compiled"
         raise _name_field(error, constraint) from error
 
 

@@ -75,6 +75,7 @@ async def begin_embedding(
     now_s = asyncio.get_running_loop().time()
     token_ids = [await deployment.encode(prompt) for prompt in call.prompts if prompt is not None]
     requests = admit_embed(call, token_ids, serving.capabilities, now_s=now_s)
+    await serving.open_adapter(call.caller, call.adapter)
     # The deployment may have changed state while threads worked.
     serving = deployment.require_serving()
     adapter = deployment.find_adapter(call.caller, call.adapter, serving.engine)

@@ -28,7 +28,7 @@ from runtime_svc.api.runtime_wire import (
     weight_policies_from_pb,
     weights_receipt_to_pb,
 )
-from runtime_svc.deployments.adapters import AdapterLoad
+from runtime_svc.deployments.adapters import AdapterLoad, describe_adapter
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
@@ -125,7 +125,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         deployment = self._deployments.get(request.deployment_id)
         load = AdapterLoad(PRINCIPAL.get().key, request.ref, request.name, request.replace)
         record = await self._deployments.load_adapter(deployment, load)
-        return pb.LoadAdapterResponse(adapter=adapter_to_pb(record, deployment.describe_adapter(record)))
+        return pb.LoadAdapterResponse(adapter=adapter_to_pb(record, describe_adapter(deployment, record)))
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Any) -> pb.UnloadAdapterResponse:
         """Takes the name from an adapter of the caller."""
@@ -139,7 +139,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         describe_call(deployment_id=request.deployment_id)
         deployment = self._deployments.get(request.deployment_id)
         records = deployment.adapters.list_of(PRINCIPAL.get().reach)
-        described = ((record, deployment.describe_adapter(record)) for record in records)
+        described = ((record, describe_adapter(deployment, record)) for record in records)
         # Those that are lost are left out, but not those that no request has named since a restart.
         unopened = deployment.adapters.unopened
         return pb.ListAdaptersResponse(

@@ -22,6 +22,7 @@ from runtime_svc.deployments.errors import AdapterMissing, AdapterNotFound, Adap
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.records import AdapterRecord
 from runtime_svc.deployments.retries import RETRIED
+from runtime_svc.engine.adapters import LoadedAdapter
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import Adapter
 from runtime_svc.errors import GraphAbiMismatch, RequestInvalid
@@ -105,6 +106,11 @@ async def load_adapter(
         return names.find_own(record.owner, record.name) or record
 
 
+def describe_adapter(deployment: Deployment, record: AdapterRecord) -> LoadedAdapter | None:
+    """Says where the adapter of a name is, and how many use it; None if the engine does not have it."""
+    return None if deployment.engine is None else deployment.engine.describe_adapter(record.key)
+
+
 async def unload_adapter(
     deployment: Deployment, owner: str, name: str, forget: Callable[[AdapterRecord], Awaitable[None]]
 ) -> int:
@@ -121,7 +127,7 @@ async def unload_adapter(
         if record is None:
             accepted = deployment.adapters.list_accepted(owner, only_own=True)
             raise AdapterNotFound(deployment.deployment_id, "name", name[:MAX_QUOTED_CHARS], accepted)
-        loaded = deployment.describe_adapter(record)
+        loaded = describe_adapter(deployment, record)
         deployment.adapters.remove(record)
         if deployment.engine is not None:
             deployment.engine.unload_adapter(record.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from runtime_svc.admission.calls import (
     prompt_field,
 )
 from runtime_svc.admission.capabilities import Capabilities
-from runtime_svc.admission.constraints import naming_constraint
+from runtime_svc.admission.constraints import compile_constraint
 from runtime_svc.admission.limits import RequestLimits
 from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.bundles.source import ResolvedBundle
@@ -35,8 +35,7 @@ from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.followed import FollowedVersion
 from runtime_svc.deployments.memory import CoreMemory, MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
-from runtime_svc.deployments.records import AdapterRecord, DeploymentRecord, WeightsRecord
-from runtime_svc.engine.adapters import LoadedAdapter
+from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.prompt_reports import PromptLogprobs
 from runtime_svc.engine.request import Adapter, Request
@@ -313,8 +312,11 @@ class Deployment:
         await serving.workers.run_if_large(size, check_call, call, serving.capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
+        mask = None if call.constraint is None else await compile_constraint(call.constraint, serving.text)
         token_ids = await self.encode(call.prompt)
         requests = admit(call, token_ids, serving.capabilities, now_s=now_s)
+        if call.adapter:
+            await serving.open_adapter(call.caller, call.adapter)
         pending = await self._begin_capture(requests[0])
         try:
             if isinstance(told := requests[0].report, PromptLogprobs):
@@ -352,10 +354,6 @@ class Deployment:
             return await serving.text.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except TextLimitExceeded as error:
             raise PromptLimitExceeded("token_ids", error.limit) from error
-
-    def describe_adapter(self, record: AdapterRecord) -> LoadedAdapter | None:
-        """Says where the adapter of a name is, and how many use it; None if the engine does not have it."""
-        return None if self.engine is None else self.engine.describe_adapter(record.key)
 
     def find_adapter(self, caller: str, name: str, engine: Engine) -> Adapter | None:
         """Returns the adapter that a name means for a caller; None if it is empty."""

@@ -272,6 +272,11 @@ class Request:
         return self.stop.max_new_tokens - len(self.output_token_ids)
 
     @property
+    def stands_still(self) -> bool:
+        """Whether no step may compute it now."""
+        return self.is_paused or (self.constrained is not None and self.constrained.mask is None)
+
+    @property
     def lacks_report(self) -> bool:
         """Whether a step that computes its prompt has to say something of it yet."""
         return self.report is not None and bool(self.report.names)

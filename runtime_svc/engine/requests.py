@@ -10,6 +10,7 @@ from typing import Any, Final
 from bundle.abi.inputs import LEFT_PADDED
 from bundle.errors import KilnError
 from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.constraints import ConstrainedRequests
 from runtime_svc.engine.output_text import OutputText
 from runtime_svc.engine.pauses import PausedRequests
 from runtime_svc.engine.prompt_reports import ReportedRow
@@ -128,6 +129,8 @@ class RequestTable:
         self._publishers[request] = SequencePublisher(request, text, stream)
         self.num_captures += request.capture is not None
         if request.constrained is not None:
+            # What comes next depends on it.
+            request.needs_newest_token = True
             self.constraints.running.add(request)
         self._scheduler.add(request)
         return stream

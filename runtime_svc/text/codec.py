@@ -105,10 +105,8 @@ class TextCodec:
         answer = await self._queue.run(prompt_size(prompt), call, Encoded, _ENCODING)
         return unpack_ids(answer.token_ids)
 
-    async def compile(self, constraint: Constraint | None) -> bytes | None:
-        """Returns the mask of the first token; None without a constraint."""
-        if constraint is None:
-            return None
+    async def compile(self, constraint: Constraint) -> bytes:
+        """Returns the mask of the first token."""
         assert self.constraints is not None, "there is a tokenizer"
         return await self.constraints.compile(constraint)
 

@@ -18,6 +18,7 @@ from execution.sampling_parameters import PARAMETERS
 from execution.text.constraint import Constraint, Kind
 from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.calls import GenerationCall
+from runtime_svc.admission.constraints import MAX_CHOICES
 from runtime_svc.admission.embeds import EmbedCall
 from runtime_svc.admission.quotes import quote_value
 from runtime_svc.api.generation import ABORT_CAUSE

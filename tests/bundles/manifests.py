@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, PROMPT_LOGPROBS, inputs_of
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, PROCESSORS, PROMPT_LOGPROBS, inputs_of
 from bundle.abi.outputs import EMBEDDINGS, MAX_PROMPT_CANDIDATES, outputs_of
 from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor
 from bundle.abi.submodels import SUBMODELS, SubmodelName
@@ -72,6 +72,8 @@ def make_executable(
         "N": num_row_blocks,
         "V": vocab_size,
         "rank_V": vocab_size,
+        "W": -(-vocab_size // 32),
+        "B": vocab_size,
         "L": min(MAX_PROMPT_CANDIDATES, vocab_size),
         "H": HIDDEN_SIZE,
     }

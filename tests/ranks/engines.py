@@ -9,9 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
+from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS, PROCESSORS
 from bundle.manifest import Serving
 from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.config import EngineConfig
@@ -169,9 +170,16 @@ async def start_engine(is_async: bool) -> AsyncIterator[StartEngine]:
         *,
         step_s: float = 0.0,
         make_launcher: Callable[..., FakeLauncher] = FakeLauncher,
+        on_device: bool = False,
         **manifest_options: Any,
     ) -> EngineHarness:
         manifest = make_manifest(**manifest_options)
+        if on_device:
+            # Each executable a second time, with processors.
+            flags = (PROCESSORS, "cuts", *manifest_options["flags"])
+            processing = make_manifest(**manifest_options | {"flags": flags})
+            executables = (*manifest.executables, *processing.executables)
+            manifest = msgspec.structs.replace(manifest, executables=executables)
         launcher = make_launcher(manifest, step_s=step_s)
         engine = await Engine.start(
             "test", manifest, replace(config or EngineConfig(), async_scheduling=is_async), launcher

@@ -358,9 +358,12 @@ class FakeRanks:
     def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
         noise = 0
         if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
-            noise = int(step.inputs["rand"][row] * 1000)
+            noise = int(step.inputs["noise_keys"][2 * row]) % 1000
         token = (sum(tokens) + self._find_bias(step, row) + noise) % VOCAB_SIZE
         masks = [processed.mask for processed in step.processed if processed.row == row]
+        if "token_bitmask" in step.inputs:
+            words, width = step.inputs["token_bitmask"], -(-VOCAB_SIZE // 32)
+            masks = [array("i", words[row * width : (row + 1) * width]).tobytes()]
         return token if not masks or masks[0] is None else _find_allowed(token, masks[0])
 
 

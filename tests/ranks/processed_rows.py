@@ -33,7 +33,7 @@ def draw_sampling(draw: random.Random, vocab_size: int) -> SamplingParams:
         "allowed_token_ids": lambda: tuple({token() for _ in range(draw.choice((1, 30)))}),
         "forced_token_ids": lambda: (token(), token()),
         "min_p": lambda: draw.uniform(0, 0.5),
-        # typical_p follows with the draw that needs no order.
+        "typical_p": lambda: draw.uniform(0.1, 1),
         "temperature": lambda: draw.choice((0.0, 0.7, 1.5)),
         "top_k": lambda: draw.choice((1, 5, 12)),
         "top_p": lambda: draw.uniform(0.5, 1),
@@ -46,7 +46,11 @@ def draw_row(draw: random.Random, number: int, vocab_size: int) -> ProcessedRow:
     prompt, output = ([draw.randrange(10) for _ in range(draw.randint(*span))] for span in ((1, 12), (0, 8)))
     sampling = draw_sampling(draw, vocab_size)
     ends = (2, 5) if len(output) < sampling.min_new_tokens else ()
-    return ProcessedRow(number, sampling, array("i", prompt).tobytes(), array("i", output).tobytes(), ends)
+    mask = None
+    if draw.random() < 0.35:
+        allowed = {draw.randrange(vocab_size) for _ in range(draw.choice((1, 5, 30)))}
+        mask = sum(1 << token for token in allowed).to_bytes(4 * -(-vocab_size // 32), "little")
+    return ProcessedRow(number, sampling, array("i", prompt).tobytes(), array("i", output).tobytes(), ends, mask)
 
 
 def change_row(row: ProcessedRow, vocab_size: int) -> tuple[RowChanges, array[int]]:
@@ -54,7 +58,7 @@ def change_row(row: ProcessedRow, vocab_size: int) -> tuple[RowChanges, array[in
     output = array("i", row.generated)
     changes = RowChanges(row.sampling, array("i", row.prompt), vocab_size)
     changes.advance(output)
-    return changes, changes.make_mask(len(output), row.ends)
+    return changes, changes.make_mask(len(output), row.ends, row.mask)
 
 
 def make_changes(rows: Sequence[ProcessedRow], vocab_size: int) -> dict[str, Tensor]:

@@ -180,6 +180,7 @@ def save_shard(model: ToyModel, rank: int, tp_degree: int, path: Path) -> Path:
 FLAGS: Mapping[Picks, tuple[str, ...]] = {
     "logits": ("logits",),
     "tokens": ("logits", "noise_keys", "sampling_params", "tokens"),
+    "processed": ("logits", "noise_keys", "sampling_params", "tokens"),
 }
 
 

@@ -38,8 +38,14 @@ def step(
     seed: int = 0,
 ) -> Step:
     rows = len(inputs["seq_ids"])
-    values: dict[str, list[int] | list[float]] = {name: tensor.flatten().tolist() for name, tensor in inputs.items()}
-    values |= {"sampling_params": list(params) * rows, "noise_keys": draw_keys(rows, seed).flatten().tolist()}
+    values: StepInputs = {
+        name: array(ITEM_FORMATS[dtype_name(tensor.dtype)], tensor.flatten().tolist())
+        for name, tensor in inputs.items()
+    }
+    values |= {
+        "sampling_params": array("f", params * rows),
+        "noise_keys": array("i", draw_keys(rows, seed).flatten().tolist()),
+    }
     return Step(tag, values, top_logprobs)
 
 

@@ -36,13 +36,18 @@ DATE, WORD = r"[12]\d{3}-[01]\d-[0-3]\d", re.compile(r"(red|green|blue)( (red|gr
 EBNF = 'root ::= color (" " color)+\ncolor ::= "red" | "green" | "blue"'
 
 
-@pytest.fixture(scope="module")
-def picking(stack: Stack) -> Iterator[str]:
-    """The shipped model at -O0, whose tokens the host picks."""
-    config = {name: value for name, value in CONFIG["neuron_config"].items() if name != "on_device_sampling_config"}
-    stack.provide("picking", TINY, {"neuron_config": config})
-    with stack.deployed("picking"):
-        yield "picking"
+@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.slow)])
+def picking(stack: Stack, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The shipped model at -O0; the host picks its tokens, or executables with processors do."""
+    config: dict[str, Any] = dict(CONFIG["neuron_config"])
+    if request.param == "host":
+        del config["on_device_sampling_config"]
+    else:
+        config["logit_processors"] = True
+    name = f"picking-{request.param}"
+    stack.provide(name, TINY, {"neuron_config": config})
+    with stack.deployed(name):
+        yield name
 
 
 def ask(deployment: str, constraint: pb.OutputConstraint, seed: int = 1, **options: Any) -> pb.GenerateRequest:

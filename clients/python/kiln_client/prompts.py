@@ -24,6 +24,7 @@ from kiln_client.enums import enum_number
 from kiln_client.errors import InvalidArgument
 from kiln_client.options import check_options
 
+_CONSTRAINTS = [field.name for field in OutputConstraint.DESCRIPTOR.oneofs_by_name["constraint"].fields]
 _SAMPLING = SamplingParams.DESCRIPTOR.fields_by_name.keys()
 _OUTPUT = {*OutputOptions.DESCRIPTOR.fields_by_name} - {"capture_inputs"}
 # What OpenAI's clients call a part that is no text.

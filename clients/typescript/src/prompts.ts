@@ -190,6 +190,7 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       stopTokenIds: [...(options.stopTokenIds ?? [])],
       ignoreEos: options.ignoreEos,
     },
+    constraint: options.constraint && constraintOf(options.constraint),
     output: {
       logprobs: options.logprobs,
       promptLogprobs: options.promptLogprobs,

@@ -65,17 +65,27 @@ class RankLogits:
         rank = find_likeliest(torch.where(valid, largest, 0.0))[:, None]
         return mark_invalid(ids.gather(-1, rank)[:, 0], valid)
 
-    def sample(self, sampling_params: Tensor, chance: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
+    def sample(
+        self,
+        sampling_params: Tensor,
+        chance: Tensor,
+        global_topk: int,
+        *,
+        needs_total: bool,
+        cuts: Tensor | None = None,
+    ) -> Tensor:
         """Draws one token a row, int32 [rows]; INVALID_ROW where the logits are no numbers.
 
         Other arguments are as in `execution.sampling.sample`; `needs_total` says that rows may have top_k 0, whose
         probabilities are of the whole vocabulary.
         """
         if self.rank is None or global_topk == 0:
-            return sample(self.gather(), sampling_params, chance, global_topk)
+            return sample(self.gather(), sampling_params, chance, global_topk, cuts)
         top_logits, ids, valid = self._take_top(count_candidates(global_topk, self.vocab_size))
         sums = self._sum_weights(top_logits[:, :1], sampling_params, valid) if needs_total else None
         scores = score_top(top_logits, sums, sampling_params, self.vocab_size)
+        if cuts is not None:
+            scores = cut(scores, cuts, sampling_params)
         return mark_invalid(draw(ids, scores, sampling_params, chance), valid)
 
     def tell_likeliest(self, count: int) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from bundle.abi.inputs import read_sampling_params
-from bundle.abi.submodels import SUBMODELS
+from bundle.abi.inputs import PROCESSORS, read_sampling_params
+from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.manifest import Executable, Manifest
-from execution.step import ProcessedRow, Step, StepForm
+from execution.step import ProcessedRow, Step, StepForm, StepInputs
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
@@ -105,6 +105,7 @@ class StepBuilder:
         form = self._forms[tag]
         inputs = form.make_idle()
         top_logprobs, wants_logits, reported = None, False, dict[str, None]()
+        make_chance = _CHANCES[self._chance]
         processed: list[ProcessedRow] = []
         for row, values in rows:
             request = row.request
@@ -119,16 +120,19 @@ class StepBuilder:
                 num_prompt_tokens=len(row.request.prompt_token_ids),
                 next_id=next(iter(request.tokens_at(row.start + row.num_tokens, 1)), None) if request.report else None,
             )
+            form.put_values(inputs, "sampling_params", row.row, values.sampling_params)
             if request.report is not None and SUBMODELS[plan.executable.submodel].computes_prompts:
                 reported |= dict.fromkeys(request.report.names)
-            form.put_values(inputs, "sampling_params", row.row, read_sampling_params(request.sampling))
             if request.adapter_slot is not None:
                 form.put_values(inputs, "adapter_ids", row.row, (request.adapter_slot,))
             if row.samples and not self._is_deterministic:
-                values = make_chance(request.sampling.seed, row.start + row.num_tokens, len(request.prompt_token_ids))
-                form.put_values(inputs, self._chance, row.row, values)
-            if row.samples and self._picks_on_host and request.sampling.is_processed:
-                processed.append(self._describe_processed(row))
+                chance = make_chance(request.sampling.seed, row.start + row.num_tokens, len(request.prompt_token_ids))
+                form.put_values(inputs, self._chance, row.row, chance)
+            if row.samples and values.is_processed:
+                if self._picks_on_host:
+                    processed.append(values.describe_processed(row))
+                else:
+                    values.put_changes(form, inputs, row, self._vocab_size)
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
             wants_logits = wants_logits or request.wants_logits
@@ -143,7 +147,7 @@ class StepBuilder:
         )
 
     def _add_values(self, request: Request) -> _RowValues:
-        values = self._values[request] = _RowValues(request.sampling)
+        values = self._values[request] = _RowValues(request)
         return values
 
 
@@ -153,9 +157,9 @@ class _RowValues:
     No step changes what is counted: neither chunks of the prompt, nor what the KV cache holds, nor that it starts anew.
     """
 
-    def __init__(self, sampling: SamplingParams) -> None:
-        self.sampling_params = array("f", read_sampling_params(sampling))
-        self.is_processed = sampling.is_processed
+    def __init__(self, request: Request) -> None:
+        self.sampling_params = array("f", read_sampling_params(request.sampling))
+        self.is_processed = request.sampling.is_processed or request.constrained is not None
         self._prompt = b""
         self._generated = array("i")
         self._changes: RowChanges | None = None
@@ -165,7 +169,32 @@ class _RowValues:
         self._prompt = self._prompt or array("i", request.prompt_token_ids).tobytes()
         self._generated.extend(request.output_token_ids[len(self._generated) :])
         ends = _list_early_ends(request, len(self._generated))
-        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends)
+        mask = _find_mask(request)
+        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends, mask)
+
+    def put_changes(self, form: StepForm, inputs: StepInputs, row: ScheduledRow, vocab_size: int) -> None:
+        """Puts what processors change into a row of inputs."""
+        request, prompt = row.request, row.request.prompt_token_ids
+        if self._changes is None:
+            self._changes = RowChanges(request.sampling, prompt, vocab_size)
+        num_generated = row.start + row.num_tokens - len(prompt)
+        self._changes.advance(request.output_token_ids)
+        mask = self._changes.make_mask(num_generated, _list_early_ends(request, num_generated), _find_mask(request))
+        for name, values in {**self._changes.pairs, "token_bitmask": mask, "cuts": self._changes.cuts}.items():
+            form.put_values(inputs, name, row.row, values)
+
+
+def _shape_of(executable: Executable) -> tuple[SubmodelName, tuple[int, ...], int]:
+    return executable.submodel, executable.bucket, executable.batch_size
+
+
+def _list_early_ends(request: Request, num_generated: int) -> tuple[int, ...]:
+    """The tokens that would end a request, and must not yet."""
+    return tuple(request.stop.stop_token_ids) if num_generated < request.sampling.min_new_tokens else ()
+
+
+def _find_mask(request: Request) -> bytes | None:
+    return None if request.constrained is None else request.constrained.mask
 
 
 def make_noise_keys(seed: int, position: int) -> tuple[int, int]:

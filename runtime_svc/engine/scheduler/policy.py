@@ -144,9 +144,7 @@ class AlternatingSteps:
         next_rows = []
         for row in rows:
             request = row.request
-            is_last = request.finish is not None or not row.samples or request.num_missing_tokens == 1
-            # What a constraint allows next depends on the token that the step gives.
-            if request.is_paused or is_last or request.constrained is not None:
+            if request.is_paused or request.finish is not None or not row.samples or request.num_missing_tokens == 1:
                 return None
             placement = kv.reserve(request, row.num_tokens + 1)
             if placement is None:

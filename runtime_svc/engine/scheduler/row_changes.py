@@ -59,8 +59,11 @@ class RowChanges:
                 self._set(token, "pair_penalty", repeated - self._presence)
         self._num_taken = len(output)
 
-    def make_mask(self, num_generated: int, ends: Collection[int]) -> array[int]:
-        """The row's part of `token_bitmask`, behind so many generated tokens; `ends` are not yet allowed."""
+    def make_mask(self, num_generated: int, ends: Collection[int], constraint: bytes | None = None) -> array[int]:
+        """The row's part of `token_bitmask`, behind so many generated tokens; `ends` are not yet allowed.
+
+        A constraint is a mask, too, and excludes alone where nothing else would be left.
+        """
         sampling = self._sampling
         if num_generated < len(sampling.forced_token_ids):
             return array(
@@ -72,7 +75,11 @@ class RowChanges:
         mask = bytearray(self._allowed)
         for token in () if leaves_none else excluded:
             mask[token >> 3] &= ~(1 << (token & 7))
-        return array("i", mask)
+        if constraint is None:
+            return array("i", mask)
+        own = int.from_bytes(constraint)
+        left = own & int.from_bytes(mask) or own & int.from_bytes(self._allowed) or own
+        return array("i", left.to_bytes(len(constraint)))
 
     @property
     def _keeps_history(self) -> bool:

@@ -41,14 +41,16 @@ def memory(manifest: Manifest) -> Iterator[StepMemory]:
     memory.close()
 
 
-def decode_inputs() -> dict[str, list[int] | list[float]]:
-    return {
-        "input_ids": [3, 4],
-        "position_ids": [0, 1],
-        "seq_ids": [0, 1],
-        "sampling_params": [1.0, 1.0, 1.0, 0.0, 0.5, 0.25],
-        "noise_keys": [5, -6, 1 << 30, 8],
-    }
+def decode_inputs() -> StepInputs:
+    return make_inputs(
+        {
+            "input_ids": [3, 4],
+            "position_ids": [0, 1],
+            "seq_ids": [0, 1],
+            "sampling_params": [1.0, 1.0, 1.0, 0.0, 0.5, 0.25],
+            "noise_keys": [5, -6, 1 << 30, 8],
+        }
+    )
 
 
 def regions_of(layout: StepLayout) -> list[Region]:
@@ -166,12 +168,15 @@ def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory
     ("name", "values", "message"),
     [
         ("input_ids", None, "inputs: got noise_keys, position_ids, sampling_params, seq_ids; accepted: input_ids, "),
-        ("other", [1], "inputs: got input_ids, noise_keys, other, "),
-        ("input_ids", [1], r"inputs\[input_ids\]: got 1 values; accepted: 2 int32 values"),
-        ("input_ids", [1, 2, 3], "got 3 values; accepted: 2 int32 values"),
-        ("input_ids", [1, 0.5], "accepted: 2 int32 values"),
-        ("input_ids", [1, 1 << 31], "accepted: 2 int32 values"),
-        ("sampling_params", [1] * 5 + [None], "accepted: 6 float32 values"),
+        ("other", array("i", [1]), "inputs: got input_ids, noise_keys, other, "),
+        (
+            "input_ids",
+            array("i", [1]),
+            r"inputs\[input_ids\]: got 1 values of the array type 'i'; accepted: 2 int32 values",
+        ),
+        ("input_ids", array("i", [1, 2, 3]), "accepted: 2 int32 values"),
+        ("input_ids", array("f", [1, 2]), "accepted: 2 int32 values"),
+        ("sampling_params", array("d", [0.5] * 6), "accepted: 6 float32 values"),
     ],
 )
 def test_steps_that_do_not_fit(memory: StepMemory, name: str, values: array[Any] | None, message: str) -> None:
@@ -214,7 +219,7 @@ def test_rows_are_processed_only_where_the_host_picks_their_tokens(toy: MakeToy)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(("input_ids", "sampling_params")), values=VALUES)
-def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: list[object]) -> None:
+def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: array[Any]) -> None:
     try:
         memory.write_inputs(Step(TKG, decode_inputs() | {name: values}), 0)
     except StepInvalid:

@@ -1,4 +1,4 @@
-"""Options that say how long an answer may be and how its tokens are chosen, one for each sampling parameter."""
+"""Options that say how long an answer may be, how its tokens are chosen and what keeps it within bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from google.protobuf.descriptor import FieldDescriptor
 from kiln.runtime.v1.generation_pb2 import SamplingParams
 
-from kiln_client.cli.parameters import INT32, UINT64, IntegerList, TokenBias
+from kiln_client.cli.parameters import DOCUMENT, INT32, UINT64, IntegerList, TokenBias
 from kiln_client.cli.session import Decorator
 
 #: What each parameter does; `kiln status` tells the defaults of a deployment.
@@ -64,4 +64,18 @@ SAMPLING: Final[tuple[Decorator, ...]] = (
         "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
     ),
     *map(_option_of, HELP),
+    click.option(
+        "--json-schema",
+        type=DOCUMENT,
+        callback=lambda _context, _parameter, file: None if file is None else file.read().decode(),
+        help="Write JSON of this schema, a JSON file; `-` reads stdin.",
+    ),
+    click.option("--regex", help="Write text that this regular expression matches."),
+    click.option(
+        "--choice",
+        "choices",
+        multiple=True,
+        callback=lambda _context, _parameter, texts: texts or None,
+        help="Write this text, or one of several; may be repeated.",
+    ),
 )

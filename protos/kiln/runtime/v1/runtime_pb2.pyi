@@ -370,6 +370,8 @@ class Capabilities(_message.Message):
     CHAT_TEMPLATES_FIELD_NUMBER: _builtins.int
     ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
     LOGIT_PROCESSORS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PARAMETERS_FIELD_NUMBER: _builtins.int
+    CONSTRAINTS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     max_context_length: _builtins.int
@@ -419,7 +421,11 @@ class Capabilities(_message.Message):
     adapter_slots: _builtins.int
     """Adapters that are in the ranks' memory at once; 0 if the executables have no room for any."""
     logit_processors: _builtins.bool
-    """Whether all sampling parameters can be used, because the host picks the tokens."""
+    """Whether all sampling parameters can be used: the host picks the tokens, or the bundle was compiled with
+    `neuron_config.logit_processors`.
+    """
+    constraints: _builtins.bool
+    """Whether requests may have a `constraint`: the bundle has a tokenizer and an end, and `logit_processors` is true."""
     prompt_logprobs: _builtins.bool
     """Whether log probabilities of prompts can be asked for."""
     embeddings: _builtins.bool
@@ -482,12 +488,14 @@ class Capabilities(_message.Message):
         chat_templates: _abc.Iterable[_builtins.str] | None = ...,
         adapter_slots: _builtins.int = ...,
         logit_processors: _builtins.bool = ...,
+        default_parameters: _generation_pb2.SamplingParams | None = ...,
+        constraints: _builtins.bool = ...,
         prompt_logprobs: _builtins.bool = ...,
         embeddings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_parameters", b"default_parameters", "default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "chat_templates", b"chat_templates", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "embeddings", b"embeddings", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logit_processors", b"logit_processors", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_num_sequences", b"max_num_sequences", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "prompt_logprobs", b"prompt_logprobs", "sessions", b"sessions", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "chat_templates", b"chat_templates", "constraints", b"constraints", "default_parameters", b"default_parameters", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "embeddings", b"embeddings", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logit_processors", b"logit_processors", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_num_sequences", b"max_num_sequences", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "prompt_logprobs", b"prompt_logprobs", "sessions", b"sessions", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,13 +19,14 @@ from compiler_svc.builds.executable_stage import find_live_inputs
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import describe_submodel
 from execution.forkserver.client import ForkserverClient
-from execution.processors import sample_processed
+from execution.processors import sample_on_host
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from execution.step import Step, StepForm
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.tiny_models import draw_tokens, write_tiny_model
 from tests.parity.geometries import GEOMETRIES
+from tests.ranks.noise import draw_keys
 from tests.ranks.processed_rows import draw_row, make_changes
 from tests.service.compiler_svc.lower.libraries import lower
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
@@ -70,19 +71,19 @@ async def run(bundle: UnpublishedBundle, forkservers: RankForkservers, num_live:
     manifest = bundle.manifest
     (decode,) = manifest.executables
     group = await RankGroup.start(manifest, bundle.blob_path, num_threads=1, open_forkserver=forkservers.open)
-    draw, generator = random.Random(3), torch.Generator().manual_seed(3)
+    draw = random.Random(3)
     try:
         await group.load()
         for position in range(NUM_STEPS):
             rows = [draw_row(draw, row, manifest.tokens.vocab_size) for row in range(num_live)]
             params = torch.tensor([read_sampling_params(row.sampling) for row in rows])
-            rand = torch.rand(num_live, 1, generator=generator)
+            keys = draw_keys(num_live, position)
             changes = make_changes(rows, manifest.tokens.vocab_size)
-            step = make_step(bundle, decode, position, changes | {"sampling_params": params, "rand": rand})
+            step = make_step(bundle, decode, position, changes | {"sampling_params": params, "noise_keys": keys})
             result = await group.run(step)
             assert result.logits is not None
             logits = torch.frombuffer(result.logits, dtype=torch.float32).view(result.logits.shape)[:num_live]
-            expected = sample_processed(logits, params, rand, rows, manifest.sampling.global_topk)
+            expected = sample_on_host(logits, params, keys, rows, manifest.sampling.global_topk)
             assert [token for (token,) in result.tokens[:num_live]] == expected.tolist()
     finally:
         await group.close()
@@ -91,7 +92,7 @@ async def run(bundle: UnpublishedBundle, forkservers: RankForkservers, num_live:
 def make_step(bundle: UnpublishedBundle, decode: Executable, position: int, values: dict[str, Tensor]) -> Step:
     form = StepForm(bundle.manifest, decode)
     inputs = form.make_idle()
-    for row in range(len(values["rand"])):
+    for row in range(len(values["noise_keys"])):
         form.put_tokens(inputs, row, [SEQUENCES[row][position]], start=position, blocks=(row,))
         for name, tensor in values.items():
             form.put_values(inputs, name, row, tensor[row].tolist())

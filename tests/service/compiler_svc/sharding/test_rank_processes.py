@@ -24,6 +24,7 @@ from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.tiny_models import TinyModel, draw_tokens, write_tiny_model
 from tests.parity.geometries import GEOMETRIES
 from tests.ranks.noise import draw_keys
+from tests.ranks.step_values import make_inputs
 from tests.ranks.stepping import Stepper
 from tests.ranks.threads import run_ranks
 from tests.service.compiler_svc.lower.libraries import lower
@@ -106,7 +107,7 @@ async def serve(bundle: UnpublishedBundle, forkservers: RankForkservers, num_liv
         await group.load()
         tokens = []
         for position, keys in enumerate(KEYS):
-            inputs = {
+            inputs: dict[str, list[float]] = {
                 "input_ids": [sequence[position] for sequence in SEQUENCES],
                 "position_ids": [position] * 3,
                 "seq_ids": [0, 1, 2],

@@ -41,7 +41,8 @@ def test_durations_are_seconds() -> None:
 
 def test_unset_is_null_and_empty_is_empty() -> None:
     record = record_from_message(generation_pb2.Token(id=1))
-    assert record == {"id": 1, "text": "", "logprob": None, "top_logprobs": [], "logits": []}
+    unset = {"logprob": None, "text_offset": None}
+    assert record == {"id": 1, "text": "", "top_logprobs": [], "logits": []} | unset
     finished = record_from_message(generation_pb2.Finished())
     assert (finished["stop_string"], finished["stop_token_id"], finished["usage"]) == (None, None, None)
     assert record_from_message(generation_pb2.Token(logprob=0.0))["logprob"] == 0.0

@@ -22,10 +22,9 @@ def option(command: str, name: str) -> click.Option:
 @pytest.mark.parametrize(
     ("name", "commands"),
     [
-        ("--max-new-tokens", ("run", "generate")),
         *(
             (name, ("run", "generate"))
-            for name in ("--temperature", "--top-k", "--top-p", "--seed", "--json-schema", "--regex", "--choice")
+            for name in ("--max-new-tokens", "--temperature", "--logit-bias", "--bad-word", "--json-schema", "--choice")
         ),
         *((name, ("up", "serve")) for name in ("--compiler-address", "--runtime-address", "--memory")),
         ("--model-root", ("up", "serve", "run")),

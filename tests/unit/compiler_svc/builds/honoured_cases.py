@@ -91,6 +91,11 @@ PLAN_CASES: Final = (
     PlanCase({}, {"skip_warmup": True}, {"skips warm-up": (False, True)}),
     # The graph of one rank may be the same: it returns its logits anyway, for the golden check.
     PlanCase(_GREEDY, {"output_logits": True}, {"outputs": ("tokens rank_logits", "tokens logits")}),
+    PlanCase(
+        _GREEDY,
+        {"logit_processors": True},
+        {"prompts": ("32", "32 32_processors"), "decodes": ("32", "32 32_processors")},
+    ),
     PlanCase({}, {"output_prompt_logprobs": True}, {"prompt outputs": ("", _PROMPT_LOGPROBS)}),
     PlanCase({}, {"output_embeddings": True}, {"prompt outputs": ("", "last_hidden hidden_sum")}),
 )

@@ -16,11 +16,12 @@ from bundle.abi.outputs import INVALID_ROW
 from compiler_svc.models.divisions import share_of
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
-from execution.processors import sample_processed
+from execution.processors import sample_on_host
 from execution.sampling import greedy, sample
 from tests.fuzzing import fuzz
 from tests.ranks.arithmetic import compute_as_on
 from tests.ranks.noise import draw_keys
+from tests.ranks.processed_rows import draw_row, make_changes
 from tests.ranks.threads import run_ranks
 
 
@@ -162,6 +163,32 @@ def test_row_of_nothing_but_negative_infinity_is_marked() -> None:
     logits = torch.full((1, 23), -float("inf"))
     parts = divide(logits, 4)
     assert [tokens.tolist() for tokens in run_ranks(4, lambda rank: parts[rank].greedy())] == [[INVALID_ROW]] * 4
+
+
+@pytest.mark.parametrize(("tp_degree", "global_topk"), [(1, 20), (3, 20), (2, 0)])
+def test_processed_rows_get_the_tokens_that_the_host_picks(tp_degree: int, global_topk: int) -> None:
+    """Random parameters of all processors, with random keys."""
+    draw = random.Random(tp_degree)
+    for number in range(40):
+        logits = draw_logits(10, 50, seed=number, dtype=torch.bfloat16)
+        rows = [draw_row(draw, row, 50) for row in range(10)]
+        params = torch.tensor([read_sampling_params(row.sampling) for row in rows])
+        keys = draw_keys(10, number)
+        expected = sample_on_host(logits.float(), params, keys, rows, global_topk)
+        changes, parts = make_changes(rows, 50), divide(logits, tp_degree)
+
+        def pick(
+            rank: int,
+            parts: list[RankLogits] = parts,
+            params: Tensor = params,
+            keys: Tensor = keys,
+            changes: dict[str, Tensor] = changes,
+        ) -> Tensor:
+            changed = parts[rank].change(changes)
+            return changed.sample(params, keys, global_topk, needs_total=True, cuts=changes["cuts"])
+
+        for tokens in run_ranks(tp_degree, pick):
+            assert tokens.equal(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

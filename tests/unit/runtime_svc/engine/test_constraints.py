@@ -22,6 +22,7 @@ from tests.ranks.fakes import VOCAB_SIZE, expected_tokens
 
 __all__ = ["is_async", "start_engine"]
 
+DEVICE: dict[str, Any] = BLOCKS | {"on_device": True}
 HOST: dict[str, Any] = BLOCKS | {"sampling": msgspec.structs.replace(DYNAMIC, mode="host")}
 CONSTRAINT = Constraint(kind="regex", text="whatever the masks say")
 LOST = TextProcessLost("finding masks", "a test says so")
@@ -69,10 +70,12 @@ class Follower:
     [
         (HOST, ChunkLimits()),
         (HOST, ChunkLimits(max_tokens=4)),
+        (DEVICE, ChunkLimits(max_tokens=4)),
         (HOST | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
+        (DEVICE | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
         (HOST | {"num_blocks": 20, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
     ],
-    ids=["whole", "chunked", "preempted", "cached"],
+    ids=["whole", "chunked", "on_device", "preempted", "preempted_on_device", "cached"],
 )
 async def test_masks_are_those_of_the_next_token(
     start_engine: StartEngine, options: dict[str, Any], chunks: ChunkLimits

@@ -62,10 +62,10 @@ def test_a_part_of_a_prompt_keeps_its_positions_and_samples_with_its_last_token(
     ]
     assert [row.samples for row in rows] == [False, True, True]
     step = build(manifest, "context_encoding", *rows)
-    assert step.inputs["input_ids"] == [12, 13, 0, 0, 14, 15, 0, 0, 15, 16, 0, 0]
-    assert step.inputs["position_ids"] == [1, 2, 0, 0, 3, 4, 0, 0, 4, 5, 0, 0]
-    assert step.inputs["num_tokens"] == [2, 2, 2]
-    assert step.inputs["noise_keys"] == [0, 0, *make_noise_keys(7, 5), *make_noise_keys(7, 6)]
+    assert step.inputs["input_ids"].tolist() == [12, 13, 0, 0, 14, 15, 0, 0, 15, 16, 0, 0]
+    assert step.inputs["position_ids"].tolist() == [1, 2, 0, 0, 3, 4, 0, 0, 4, 5, 0, 0]
+    assert step.inputs["num_tokens"].tolist() == [2, 2, 2]
+    assert step.inputs["noise_keys"].tolist() == [0, 0, *make_noise_keys(7, 5), *make_noise_keys(7, 6)]
 
 
 def test_left_padded_prompts_end_their_rows() -> None:
@@ -93,10 +93,10 @@ def test_logits_are_asked_for_if_a_row_wants_them() -> None:
 def test_token_step_feeds_the_newest_token_at_its_position() -> None:
     row = scheduled(1, 1, (11, 12), 3, 1, sampling=SEEDED, output_token_ids=[21, 22], top_logprobs=2)
     step = build(make_manifest(num_slots=3), "token_generation", row)
-    assert step.inputs["input_ids"] == [0, 22, 0]
-    assert step.inputs["position_ids"] == [0, 3, 0]
-    assert step.inputs["seq_ids"] == [3, 1, 3]
-    assert step.inputs["noise_keys"] == [0, 0, *make_noise_keys(7, 4), 0, 0]
+    assert step.inputs["input_ids"].tolist() == [0, 22, 0]
+    assert step.inputs["position_ids"].tolist() == [0, 3, 0]
+    assert step.inputs["seq_ids"].tolist() == [3, 1, 3]
+    assert step.inputs["noise_keys"].tolist() == [0, 0, *make_noise_keys(7, 4), 0, 0]
     assert step.top_logprobs == 2
 
 
@@ -104,10 +104,10 @@ def test_a_step_that_depends_on_the_previous_one_leaves_its_tokens_to_the_ranks(
     row = scheduled(1, 1, (11, 12), 4, 1, sampling=SEEDED, output_token_ids=[21, 22])
     step = build(make_manifest(num_slots=3), "token_generation", row, depends_on_previous=True)
     assert step.depends_on_previous
-    assert step.inputs["input_ids"] == [0, 0, 0], "not read"
-    assert step.inputs["position_ids"] == [0, 4, 0]
-    assert step.inputs["seq_ids"] == [3, 1, 3]
-    assert step.inputs["noise_keys"] == [0, 0, *make_noise_keys(7, 5), 0, 0]
+    assert step.inputs["input_ids"].tolist() == [0, 0, 0], "not read"
+    assert step.inputs["position_ids"].tolist() == [0, 4, 0]
+    assert step.inputs["seq_ids"].tolist() == [3, 1, 3]
+    assert step.inputs["noise_keys"].tolist() == [0, 0, *make_noise_keys(7, 5), 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_bundle_of_an_earlier_release_gets_a_number_for_each_generated_token(mod
     manifest = make_manifest(num_slots=3, flags=("rand", "sampling_params", flag), sampling=sampling)
     row = scheduled(1, 1, (11, 12), 3, 1, sampling=SEEDED, output_token_ids=[21, 22])
     inputs = build(manifest, "token_generation", row).inputs
-    assert inputs["rand"] == [0.5, uniform(7, 2), 0.5]
+    assert inputs["rand"].tolist() == [0.5, uniform(7, 2), 0.5]
     assert "noise_keys" not in inputs
 
 

@@ -16,33 +16,6 @@ from kiln_client.cli.session import Session, add_options, remote_command
 from kiln_client.completion import Completion, CompletionBuilder
 from kiln_client.prompts import Prompt, chat_from_document
 
-#: How long an answer may be, and how its tokens are chosen. Named as the parameters of `AsyncRuntime.generate`; None
-#: leaves the choice to the runtime.
-SAMPLING = (
-    click.option(
-        "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
-    ),
-    click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy."),
-    click.option(
-        "--top-k", type=INT32, help="Keep the K most likely tokens; 0 or -1 keeps all that the bundle considers."
-    ),
-    click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P."),
-    click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random."),
-    click.option(
-        "--json-schema",
-        type=DOCUMENT,
-        callback=lambda _context, _parameter, file: None if file is None else file.read().decode(),
-        help="Write JSON of this schema, a JSON file; `-` reads stdin.",
-    ),
-    click.option("--regex", help="Write text that this regular expression matches."),
-    click.option(
-        "--choice",
-        "choices",
-        multiple=True,
-        callback=lambda _context, _parameter, texts: texts or None,
-        help="Write this text, or one of several; may be repeated.",
-    ),
-)
 _DEPLOYMENT = click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Deployment to use.")
 _PROMPT = click.option("--prompt", metavar="TEXT", help="Prompt as text.")
 _CHAT = click.option(
