@@ -76,8 +76,8 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
     options = {
-        PROMPT_LOGPROBS: config.output_prompt_logprobs,
-        EMBEDDINGS: config.output_embeddings,
+        PROMPT_LOGPROBS: bool(config.output_prompt_logprobs),
+        EMBEDDINGS: bool(config.output_embeddings),
         PROCESSORS: config.processes_logits,
     }
     model = GraphSpec(

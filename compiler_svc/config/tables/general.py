@@ -134,13 +134,12 @@ class GeneralAttributes:
         COMPILATION, integer(1), default=2, cpu=NEURON_ONLY, neuron=NO_SIZE, compiled=HONOURED
     )
     output_logits: bool = attribute(DEBUGGING, default=False, neuron=NO_SIZE)
-    output_prompt_logprobs: bool = attribute(
+    output_prompt_logprobs: bool | None = attribute(
         UNDOCUMENTED,
-        default=False,
         note="log probabilities of the tokens of prompts, for requests that ask; every prompt pays for them",
     )
-    output_embeddings: bool = attribute(
-        UNDOCUMENTED, default=False, neuron=NO_SIZE, note="hidden states of prompts behind the last norm, for Embed"
+    output_embeddings: bool | None = attribute(
+        UNDOCUMENTED, neuron=NO_SIZE, note="hidden states of prompts behind the last norm, for Embed"
     )
 
     @property

@@ -84,7 +84,10 @@ class InferenceConfig:
 
 
 #: Attributes that earlier bundles do not have.
-_LEFT_OUT_UNSET: Final = ("activation_quantization_type", "kv_quant_config", "logit_processors")
+_LEFT_OUT_UNSET: Final = (
+    *("activation_quantization_type", "kv_quant_config", "logit_processors"),
+    *("output_prompt_logprobs", "output_embeddings"),
+)
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from typing import Final, NoReturn
 
 from kiln_client.endpoint import is_loopback
 from kiln_client.errors import FailedPrecondition, InvalidArgument
-from kiln_client.prompts import chat
-from kiln_client.runtime import AsyncRuntime
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 GATEWAY: Final = Service(
@@ -30,12 +28,6 @@ GATEWAY: Final = Service(
     variables={"HF_ENDPOINT": "http://127.0.0.1:0"},
 )
 
-#: SMG's parsers of calls of tools, by how templates begin a call.
-_TOOL_CALL_PARSERS: Final = {"<tool_call>\n{": "qwen", "[TOOL_CALLS]": "mistral"}
-_CALL: Final = chat([
-    {"role": "user", "content": "?"},
-    {"role": "assistant", "tool_calls": [{"id": "callabcde", "function": {"name": "call", "arguments": "{}"}}]},
-])  # fmt: skip
 _POLL_S: Final = 0.1
 _PROBE_TIMEOUT_S: Final = 5.0
 _MAX_PORT: Final = 65535
@@ -100,16 +92,6 @@ class Gateway:
     async def failure(self) -> NoReturn:
         """Waits until the gateway ends by itself, which is a failure."""
         await self._process.failure()
-
-
-async def find_tool_call_parser(runtime: AsyncRuntime, deployment_id: str) -> str | None:
-    """Finds SMG's parser for a model's calls of tools by how its template writes one; None: SMG chooses by the name."""
-    try:
-        token_ids = await runtime.tokenize(deployment_id, _CALL)
-        text = await runtime.detokenize(deployment_id, token_ids, skip_special_tokens=False)
-    except (InvalidArgument, FailedPrecondition):  # no tokenizer, no template, or one that writes no calls
-        return None
-    return next((parser for mark, parser in _TOOL_CALL_PARSERS.items() if mark in text), None)
 
 
 def require_gateway() -> None:

@@ -273,10 +273,12 @@ class NeuronConfig(_message.Message):
     """
     output_prompt_logprobs: _builtins.bool
     """Return the log probability of each token of a prompt, and of its likeliest alternatives, which requests with
-    `output.prompt_logprobs` need. Every prompt pays for them. Default false.
+    `output.prompt_logprobs` need. Every prompt pays for them. Default none, which is false.
     """
     output_embeddings: _builtins.bool
-    """Return the hidden states of prompts behind the last norm, which Embed needs. Default false."""
+    """Return the hidden states of prompts behind the last norm, which Embed needs. Default none, which is
+    false.
+    """
     enable_bucketing: _builtins.bool
     """--- Bucketing -------------------------------------------------------------------------------------------------------
 

@@ -19,19 +19,21 @@ from kiln_client.cli.parameters import NamedPath
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, add_options, local_command
-from kiln_client.stack.gateway import (
-    GATEWAY,
-    GatewayConfig,
-    find_free_port,
-    find_tool_call_parser,
-    require_gateway,
-    running_gateway,
-)
+from kiln_client.errors import FailedPrecondition, InvalidArgument
+from kiln_client.prompts import chat
+from kiln_client.runtime import AsyncRuntime
+from kiln_client.stack.gateway import GATEWAY, GatewayConfig, find_free_port, require_gateway, running_gateway
 from kiln_client.stack.home import read_record
 from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
 
 _BATCH_SIZE = 4
 _LOOPBACK = "127.0.0.1"
+#: SMG's parsers of calls of tools, by how templates begin a call.
+_TOOL_CALL_PARSERS = {"<tool_call>\n{": "qwen", "[TOOL_CALLS]": "mistral"}
+_CALL = chat([
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "tool_calls": [{"id": "callabcde", "function": {"name": "call", "arguments": "{}"}}]},
+])  # fmt: skip
 
 
 @click.command("serve")
@@ -111,7 +113,7 @@ async def serve_command(
             _report_ready(session.output, deployment, addresses)
             return
         async with preparation.runtime() as runtime:
-            parser = await find_tool_call_parser(runtime, deployment.id)
+            parser = await _find_tool_call_parser(runtime, deployment.id)
         models = {deployment.id: services.runtime, **addresses_of_adapters}
         async with running_gateway(gateway, models, parser) as running:
             _report_ready(session.output, deployment, addresses, openai=f"{running.url}/v1")
@@ -119,6 +121,16 @@ async def serve_command(
 
     await run_stack(stack, lambda _: None, serve)
     session.output.result({"event": "stopped"}, Text("stopped"))
+
+
+async def _find_tool_call_parser(runtime: AsyncRuntime, deployment_id: str) -> str | None:
+    """Finds SMG's parser for a model's calls of tools by how its template writes one; None: SMG chooses by the name."""
+    try:
+        token_ids = await runtime.tokenize(deployment_id, _CALL)
+        text = await runtime.detokenize(deployment_id, token_ids, skip_special_tokens=False)
+    except (InvalidArgument, FailedPrecondition):  # no tokenizer, no template, or one that writes no calls
+        return None
+    return next((parser for mark, parser in _TOOL_CALL_PARSERS.items() if mark in text), None)
 
 
 def _gateway_config(address: str, stack: StackConfig) -> GatewayConfig:

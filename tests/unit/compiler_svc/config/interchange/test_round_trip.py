@@ -49,6 +49,8 @@ def test_every_attribute_is_written(table: ConfigTable) -> None:
         "glu_mlp": True,
         "activation_quantization_type": "none",
         "logit_processors": True,
+        "output_prompt_logprobs": True,
+        "output_embeddings": True,
         "on_device_sampling_config": {},
         "kv_quant_config": {},
         "lora_config": {},

@@ -289,14 +289,15 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
 
   /**
    * Return the log probability of each token of a prompt, and of its likeliest alternatives, which requests with
-   * `output.prompt_logprobs` need. Every prompt pays for them. Default false.
+   * `output.prompt_logprobs` need. Every prompt pays for them. Default none, which is false.
    *
    * @generated from field: optional bool output_prompt_logprobs = 54;
    */
   outputPromptLogprobs?: boolean;
 
   /**
-   * Return the hidden states of prompts behind the last norm, which Embed needs. Default false.
+   * Return the hidden states of prompts behind the last norm, which Embed needs. Default none, which is
+   * false.
    *
    * @generated from field: optional bool output_embeddings = 55;
    */
