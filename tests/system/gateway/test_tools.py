@@ -26,7 +26,13 @@ CONFIG = {
         if name != "on_device_sampling_config"
     }
 }
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+# Without the last item the schema lets the small model invent properties.
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 ABOUT = {"name": "get_weather", "description": "Get the current weather for a city"}
 TOOLS: list[Any] = [{"type": "function", "function": ABOUT | {"parameters": SCHEMA}}]
 MESSAGES: list[Any] = [{"role": "user", "content": "What's the weather in Paris?"}]
