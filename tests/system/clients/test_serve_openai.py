@@ -15,7 +15,8 @@ import openai
 import psutil
 import pytest
 import torch
-from kiln_client import Runtime, chat
+from kiln_client import AsyncRuntime, Runtime, chat
+from kiln_client.cli.local.serve import find_tool_call_parser
 from transformers import AutoModelForCausalLM
 
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ from tests.checkpoints.adapters import make_adapter
 from tests.checkpoints.tiny_models import TinyModel
 from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
+from tests.servers.runtime import serve_runtime
 from tests.servers.stack import KILN
 from tests.system.clients.conftest import SMALL
 from tests.system.conftest import TINY
@@ -138,6 +140,42 @@ def test_an_adapter_is_a_model(serve: Callable[..., Serve], tmp_path: Path) -> N
             prompt = chat([{"role": "user", "content": "Once upon a time"}])
             options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.0, "adapter": adapter_name}
             assert runtime.complete("kiln-tiny", prompt, **options).text == texts[name]
+
+
+@pytest.mark.slow
+def test_calls_of_tools_are_read_as_the_template_writes_them(serve: Callable[..., Serve]) -> None:
+    ready = serve(str(TINY.with_name("kiln-tiny-tools")), *SMALL).read_until_ready()
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools: Any = [{"type": "function", "function": {"name": "get_weather", "description": "", "parameters": schema}}]
+    messages: Any = [{"role": "user", "content": "What's the weather in Paris?"}]
+    with openai.OpenAI(base_url=ready["openai"], api_key="none", max_retries=0, timeout=60) as client:
+        options: Any = {"model": "kiln-tiny-tools", "tools": tools, "temperature": 0}
+        choice = client.chat.completions.create(messages=messages, **options).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize(
+    ("written", "parser"),
+    [
+        ('<tool_call>\n{"name": "{{ call.function.name }}"}\n</tool_call>', "qwen"),
+        ('[TOOL_CALLS] [{"name": "{{ call.function.name }}"}]', "mistral"),
+        ("<tool_call>\n<function={{ call.function.name }}>", None),
+    ],
+)
+async def test_the_parser_of_calls_goes_by_what_a_template_writes(
+    tmp_path: Path, written: str, parser: str | None
+) -> None:
+    loops = "{% for message in messages %}{% for call in message.tool_calls or [] %}", "{% endfor %}{% endfor %}"
+    async with serve_runtime(tmp_path) as served, AsyncRuntime(served.address) as runtime:
+        await served.deploy(chat_template=written.join(loops))
+        assert await find_tool_call_parser(runtime, "d") == parser
+
+
+async def test_a_bundle_without_templates_leaves_the_parser_to_the_gateway(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as served, AsyncRuntime(served.address) as runtime:
+        await served.deploy(chat_template=None)
+        assert await find_tool_call_parser(runtime, "d") is None
 
 
 def test_an_adapter_has_not_the_models_name(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ async def serve_command(
             _report_ready(session.output, deployment, addresses)
             return
         async with preparation.runtime() as runtime:
-            parser = await _find_tool_call_parser(runtime, deployment.id)
+            parser = await find_tool_call_parser(runtime, deployment.id)
         models = {deployment.id: services.runtime, **addresses_of_adapters}
         async with running_gateway(gateway, models, parser) as running:
             _report_ready(session.output, deployment, addresses, openai=f"{running.url}/v1")
@@ -123,7 +123,7 @@ async def serve_command(
     session.output.result({"event": "stopped"}, Text("stopped"))
 
 
-async def _find_tool_call_parser(runtime: AsyncRuntime, deployment_id: str) -> str | None:
+async def find_tool_call_parser(runtime: AsyncRuntime, deployment_id: str) -> str | None:
     """Finds SMG's parser for a model's calls of tools by how its template writes one; None: SMG chooses by the name."""
     try:
         token_ids = await runtime.tokenize(deployment_id, _CALL)
