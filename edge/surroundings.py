@@ -33,7 +33,7 @@ _log = structlog.get_logger("edge")
 class AccessLog:
     """Logs method, peer, code and duration, and gives the call its request id; see `bind_request_id`.
 
-    The id is the client's `x-request-id` if that is one, otherwise a new one. A handler may bind the id of its request.
+    The id is the client's `x-request-id` if that is one, otherwise a new one. A handler may take the id of its request.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,14 @@ def bind_request_id(context: Context, request_id: str) -> None:
     context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
 
 
-def bound_request_id() -> str:
-    """Returns the id of the running call."""
-    return str(structlog.contextvars.get_contextvars()["request_id"])
+def take_request_id(context: Context, given: str) -> str:
+    """Returns the id that a request has given itself, or that of the running call if it has given none.
+
+    A valid id becomes that of the call; see `bind_request_id`. Another one is returned for validation to refuse.
+    """
+    if REQUEST_ID.fullmatch(given):
+        bind_request_id(context, given)
+    return given or str(structlog.contextvars.get_contextvars()["request_id"])
 
 
 @asynccontextmanager

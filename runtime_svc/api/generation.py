@@ -17,9 +17,8 @@ from kiln.runtime.v1 import generation_pb2_grpc
 
 from edge.access.principal import PRINCIPAL
 from edge.interceptor import change_stall_timeout, describe_call
-from edge.request_id import REQUEST_ID
 from edge.spans import TRACER, record_span
-from edge.surroundings import bind_request_id, bound_request_id
+from edge.surroundings import take_request_id
 from runtime_svc.api.embedding import begin_embedding, embed_from_pb, embed_sizes_from_pb, embeddings_to_pb
 from runtime_svc.api.generation_wire import call_from_pb, event_to_pb, prompt_from_pb, prompt_size_from_pb
 from runtime_svc.captures.directory import CapturingStream
@@ -46,12 +45,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Generates sequences; the call ends with the status that the first terminal event with one names."""
         describe_call(deployment_id=request.deployment_id)
-        if REQUEST_ID.fullmatch(request.request_id):
-            bind_request_id(context, request.request_id)
+        request_id = take_request_id(context, request.request_id)
         deadline_s = find_deadline(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
         arrived_ns = time.time_ns()
-        request_id = request.request_id or bound_request_id()
         convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
         call = await deployment.convert([prompt_size_from_pb(request)], request.ByteSize(), convert)
         stream = await deployment.generate(call, deadline_s=deadline_s)
@@ -66,11 +63,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Turns prompts into vectors."""
         describe_call(deployment_id=request.deployment_id)
-        if REQUEST_ID.fullmatch(request.request_id):
-            bind_request_id(context, request.request_id)
+        request_id = take_request_id(context, request.request_id)
         arrived_ns, deadline_s = time.time_ns(), find_deadline(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
-        request_id = request.request_id or bound_request_id()
         convert = partial(embed_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
         call = await deployment.convert(embed_sizes_from_pb(request), request.ByteSize(), convert)
         requests, stream = await begin_embedding(deployment, call, deadline_s=deadline_s)

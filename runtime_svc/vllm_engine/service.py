@@ -23,8 +23,7 @@ from bundle.errors import FieldViolation, KilnError
 from bundle.manifest import Manifest
 from edge.access.principal import PRINCIPAL
 from edge.interceptor import describe_call
-from edge.request_id import REQUEST_ID
-from edge.surroundings import bind_request_id, bound_request_id
+from edge.surroundings import take_request_id
 from execution.sampling_parameters import CHOSEN
 from execution.text.prompt import PromptSize
 from runtime_svc.admission.capabilities import Capabilities
@@ -77,10 +76,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         """Generates sequences: chunks with `stream`, then one message with all of each."""
         arrived_ns = time.time_ns()
         self._newest_request_s = arrived_ns / 1e9
-        if REQUEST_ID.fullmatch(request.request_id):
-            bind_request_id(context, request.request_id)
+        request_id = take_request_id(context, request.request_id)
         check_served(request)
-        request_id = request.request_id or bound_request_id()
         convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get(), adapter=self._adapter)
         with _naming_errors():
             deployment = self._deployments.get_for_requests(self._choose().deployment_id)
@@ -183,16 +180,9 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Turns a prompt into the vector of its last token, of length 1, as vLLM does by default."""
         arrived_ns = time.time_ns()
-        if REQUEST_ID.fullmatch(request.request_id):
-            bind_request_id(context, request.request_id)
+        request_id = take_request_id(context, request.request_id)
         size = PromptSize("token_ids", request.tokenized.ByteSize(), len(request.tokenized.input_ids))
-        convert = partial(
-            embed_from_pb,
-            request,
-            request_id=request.request_id or bound_request_id(),
-            caller=PRINCIPAL.get(),
-            adapter=self._adapter,
-        )
+        convert = partial(embed_from_pb, request, request_id=request_id, caller=PRINCIPAL.get(), adapter=self._adapter)
         with _naming_errors():
             deployment = self._deployments.get_for_requests(self._choose().deployment_id)
             describe_call(deployment_id=deployment.deployment_id)
