@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from bundle.errors import FieldViolation
@@ -11,7 +12,7 @@ from runtime_svc.admission.calls import GenerationCall, admit, check_call
 from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.engine.prompt_reports import POOLINGS, Pooling, PromptEmbedding
 from runtime_svc.engine.request import Request
-from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
+from runtime_svc.errors import FeatureNotServed, PromptLimitExceeded, PromptTooLong, RequestInvalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,8 @@ def check_embed(call: EmbedCall, capabilities: Capabilities) -> None:
         accepted = " or ".join(one.upper() for one in POOLINGS)
         raise RequestInvalid([FieldViolation("pooling", str(call.pooling), accepted)])
     for index, one in enumerate(call.list_generations()):
-        try:
+        with naming_input(index):
             check_call(one, capabilities)
-        except (RequestInvalid, FeatureNotServed) as error:
-            raise _locate(error, index) from error
 
 
 def admit_embed(
@@ -65,27 +64,29 @@ def admit_embed(
     assert not isinstance(call.pooling, int), "the call is checked"
     requests = []
     for index, (one, ids) in enumerate(zip(call.list_generations(), token_ids, strict=True)):
-        try:
+        with naming_input(index):
             (request,) = admit(one, ids, capabilities, now_s=now_s)
-        except (RequestInvalid, PromptTooLong) as error:
-            raise _locate(error, index) from error
         request.sequence_index = index
         request.report = PromptEmbedding(len(request.prompt_token_ids), call.pooling)
         requests.append(request)
     return requests
 
 
-def _locate(
-    error: RequestInvalid | FeatureNotServed | PromptTooLong, index: int
-) -> RequestInvalid | FeatureNotServed | PromptTooLong:
-    """Names the input whose prompt an error of a generation is about."""
+@contextmanager
+def naming_input(index: int) -> Iterator[None]:
+    """Names the input in errors about a prompt."""
 
     def rename(name: str) -> str:
         return f"inputs[{index}].{name}" if name.partition(".")[0].partition("[")[0] in _OF_PROMPTS else name
 
-    if isinstance(error, PromptTooLong):
-        return PromptTooLong(rename(error.field), error.size, error.limit, error.unit)
-    return type(error)([replace(one, field=rename(one.field)) for one in error.violations])
+    try:
+        yield
+    except (RequestInvalid, FeatureNotServed) as error:
+        raise type(error)([replace(one, field=rename(one.field)) for one in error.violations]) from error
+    except PromptTooLong as error:
+        raise PromptTooLong(rename(error.field), error.size, error.limit, error.unit) from error
+    except PromptLimitExceeded as error:
+        raise PromptLimitExceeded(rename(error.field), error.limit) from error
 
 
 _OF_PROMPTS = {"prompt", "text", "token_ids"}

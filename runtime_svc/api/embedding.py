@@ -11,7 +11,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 
 from edge.access.principal import ANONYMOUS, Principal
 from execution.text.prompt import PromptSize, prompt_size
-from runtime_svc.admission.embeds import EmbedCall, admit_embed, check_embed
+from runtime_svc.admission.embeds import EmbedCall, admit_embed, check_embed, naming_input
 from runtime_svc.api.generation_wire import prompt_from_pb, prompt_size_from_pb
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.engine.prompt_reports import POOLINGS, Pooling, PromptEmbedding, normalize
@@ -73,7 +73,11 @@ async def begin_embedding(
     size = sum(prompt_size(prompt) for prompt in call.prompts if prompt is not None)
     await serving.workers.run_if_large(size, check_embed, call, serving.capabilities)
     now_s = asyncio.get_running_loop().time()
-    token_ids = [await deployment.encode(prompt) for prompt in call.prompts if prompt is not None]
+    token_ids = []
+    for index, prompt in enumerate(call.prompts):
+        assert prompt is not None, "the call is checked"
+        with naming_input(index):
+            token_ids.append(await deployment.encode(prompt))
     requests = admit_embed(call, token_ids, serving.capabilities, now_s=now_s)
     await serving.open_adapter(call.caller, call.adapter)
     # The deployment may have changed state while threads worked.

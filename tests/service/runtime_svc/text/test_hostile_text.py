@@ -18,8 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
+from bundle.abi.outputs import EMBEDDINGS
 from execution.text import handle
 from runtime_svc.metrics import list_metrics
+from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.bundles.published import TOKENIZER_JSON
 from tests.checkpoints.tokenizer_files import byte_level
 from tests.hang_guard import HANG_S
@@ -150,11 +152,14 @@ async def test_a_power_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
 
 async def test_a_text_that_the_tokenizer_does_not_end_with_fails_alone(tmp_path: Path) -> None:
     async with serve(tmp_path) as served:
-        await served.deploy(tokenizer=backtracking_tokenizer())
+        await served.deploy(tokenizer=backtracking_tokenizer(), flags=(*DYNAMIC_FLAGS, EMBEDDINGS))
         async with staying_healthy(served):
             assert await tokenize(served, text="a cat")
             call = served.generation.Generate(pb.GenerateRequest(deployment_id="d", text=ENDLESS_TEXT))
             await refused(call, "INVALID_ARGUMENT", "PROMPT_LIMIT_EXCEEDED", "text")
+            inputs = [pb.EmbedInput(text=text) for text in ("a cat", ENDLESS_TEXT)]
+            vectors: Any = served.generation.Embed(pb.EmbedRequest(deployment_id="d", inputs=inputs))
+            await refused(vectors, "INVALID_ARGUMENT", "PROMPT_LIMIT_EXCEEDED", "inputs[1].text")
             assert await tokenize(served, text="a cat")
 
 
