@@ -232,6 +232,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         session_id=options.get("session_id", ""),
         adapter=options.get("adapter", ""),
         num_sequences=options.get("num_sequences"),
+        **prompt_fields(prompt),
     )
     if (constraint := _constraint(options)) is not None:
         request.constraint.CopyFrom(constraint)
@@ -244,13 +245,14 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         request.stall_policy.timeout.FromNanoseconds(round(timeout_s * 1e9))
     if (ttl_s := options.get("session_ttl_s")) is not None:
         request.session_ttl.FromNanoseconds(round(ttl_s * 1e9))
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif isinstance(prompt, Chat):
-        request.chat.CopyFrom(prompt)
-    else:
-        request.token_ids.CopyFrom(TokenIds(ids=prompt))
     return request
+
+
+def prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """The field of a request or of an input that holds a prompt, as an argument of the message."""
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    return {"chat": prompt} if isinstance(prompt, Chat) else {"token_ids": TokenIds(ids=prompt)}
 
 
 def _constraint(options: Mapping[str, Any]) -> OutputConstraint | None:

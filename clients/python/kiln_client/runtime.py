@@ -13,7 +13,7 @@ from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceStub
 from kiln_client.completion import Completion, collect, collect_sequences
 from kiln_client.enums import enum_name, enum_number
 from kiln_client.errors import StreamIncomplete
-from kiln_client.prompts import GenerateOptions, Pooling, Prompt, generate_request
+from kiln_client.prompts import GenerateOptions, Pooling, Prompt, generate_request, prompt_fields
 from kiln_client.service_client import ServiceClient
 from kiln_client.streams import AsyncStream
 
@@ -128,13 +128,8 @@ class AsyncRuntime(ServiceClient):
             normalize=normalize,
             adapter=adapter,
             cache_salt=cache_salt,
+            inputs=[generation_pb2.EmbedInput(**prompt_fields(prompt)) for prompt in prompts],
         )
-        for prompt in prompts:
-            own = request.inputs.add()
-            if isinstance(prompt, str):
-                own.text = prompt
-            else:
-                own.token_ids.CopyFrom(generation_pb2.TokenIds(ids=prompt))
         timeout_s = timeout_s or self.timeouts.generate_s
         return [*(await self._ask(self._generation.Embed, request, timeout_s)).embeddings]
 
@@ -146,11 +141,7 @@ class AsyncRuntime(ServiceClient):
 
     async def tokenize(self, deployment_id: str, prompt: str | generation_pb2.Chat) -> list[int]:
         """Converts text or a conversation to the token ids that `generate` would use."""
-        request = generation_pb2.TokenizeRequest(deployment_id=deployment_id)
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.chat.CopyFrom(prompt)
+        request = generation_pb2.TokenizeRequest(deployment_id=deployment_id, **prompt_fields(prompt))
         return [*(await self._ask(self._generation.Tokenize, request, self.timeouts.read_s)).token_ids]
 
     async def detokenize(

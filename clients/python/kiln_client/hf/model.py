@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from kiln_client.blocking import loop_thread
 from kiln_client.errors import FeatureNotServed
 from kiln_client.hf.checkpoints import prepare_deployment
-from kiln_client.hf.parameters import UNSERVED, OwnOptions, choose_options, find_unserved
+from kiln_client.hf.parameters import UNSERVED, OwnOptions, choose_options, find_unserved, read_defaults
 from kiln_client.hf.rows import TokenRows
 from kiln_client.options import check_options
 from kiln_client.runtime import AsyncRuntime
@@ -28,11 +28,6 @@ _logger = logging.getLogger(__name__)
 
 #: Arguments of `generate` that no generation config has.
 _ARGUMENTS: Final = ("input_ids", "attention_mask", "tokenizer", "stopping_criteria")
-
-
-#: Parameters that the runtime calls as transformers does, and those that are read only for draws.
-_SAME_NAMES: Final = ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
-_DRAWN: Final = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 class KilnConfig(PreTrainedConfig):  # type: ignore[misc]
@@ -85,7 +80,7 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
         self._runtime = AsyncRuntime(address, **connection)
         self.deployment: Deployment = loop_thread.run(self._runtime.get_deployment(deployment_id))
         self.config = config or _describe(self.deployment)
-        self.generation_config = generation_config or _read_defaults(self.deployment)
+        self.generation_config = generation_config or read_defaults(self.deployment.capabilities)
         self.name_or_path = self.config.name_or_path or deployment_id
 
     @classmethod
@@ -187,8 +182,8 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
         Raises:
             KilnError: A request has failed, as it does if the bundle outputs no logits or picks tokens itself.
         """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        prompts = _read_prompts(input_ids, mask)
+        is_real = _find_real(input_ids, attention_mask)
+        prompts = _read_prompts(input_ids, is_real)
         # The sequence generates itself, so that there are logits for each of its tokens.
         options = [
             {
@@ -204,7 +199,7 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
         with self._open([prompt[:1] for prompt in prompts], options) as rows:
             for row, prompt in enumerate(prompts):
                 steps = [rows.next([row])[0] for _ in prompt]
-                logits[row, mask[row].bool()] = torch.stack([_read_logits(token) for token in steps if token])
+                logits[row, is_real[row]] = torch.stack([_read_logits(token) for token in steps if token])
         return CausalLMOutput(logits=logits.to(input_ids.device))
 
     __call__ = forward
@@ -252,12 +247,13 @@ class KilnForCausalLM(GenerationMixin):  # type: ignore[misc]
         **others: Any,
     ) -> Any:
         """Decodes in place of the method of transformers that does so for greedy and sampled sequences."""
-        count, streamer, mask = generation_config.num_return_sequences, others.get("streamer"), others["attention_mask"]
+        count, streamer = generation_config.num_return_sequences, others.get("streamer")
         ends = [end for one in stopping_criteria if hasattr(one, "eos_token_id") for end in one.eos_token_id.tolist()]
         padding = generation_config.pad_token_id
         if padding is None:
             padding = ends[0] if ends else 0
-        prompts = _read_prompts(input_ids, torch.ones_like(input_ids) if mask is None else mask)[::count]
+        is_real = _find_real(input_ids, others["attention_mask"])
+        prompts = _read_prompts(input_ids[::count], is_real[::count])
         record = _Record(generation_config, self.deployment.capabilities.vocab_size, logits_processor)
         own = others["own_options"] | ({"logits": True} if record.is_wanted else {})
         options = self._choose_options(generation_config, input_ids.shape[1], ends, own, len(prompts))
@@ -340,24 +336,13 @@ def _describe(deployment: Deployment) -> KilnConfig:
     )
 
 
-def _read_defaults(deployment: Deployment) -> GenerationConfig:
-    """The parameters of a request that says none."""
-    capabilities = deployment.capabilities
-    told = capabilities.default_parameters
-    # Older runtimes say three of them.
-    values = told if told.HasField("temperature") else capabilities.default_sampling
-    found = {field.name: value for field, value in values.ListFields()}
-    chosen = {name: found[name] for name in (*_SAME_NAMES, *(_DRAWN if values.temperature else ())) if name in found}
-    return GenerationConfig(
-        eos_token_id=[*capabilities.eos_token_ids],
-        do_sample=values.temperature > 0,
-        bad_words_ids=[[*word.ids] for word in told.bad_words] or None,
-        **chosen,
-    )
+def _find_real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Tells which tokens are no padding, bool in the shape of `input_ids`."""
+    return torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
 
 
-def _read_prompts(input_ids: Tensor, mask: Tensor) -> list[list[int]]:
-    return [row[is_real].tolist() for row, is_real in zip(input_ids, mask.bool(), strict=True)]
+def _read_prompts(input_ids: Tensor, is_real: Tensor) -> list[list[int]]:
+    return [row[mask].tolist() for row, mask in zip(input_ids, is_real, strict=True)]
 
 
 def _read_logits(token: Token) -> Tensor:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
+from kiln.runtime.v1.runtime_pb2 import Capabilities
+from transformers import GenerationConfig
+
 from kiln_client.errors import FieldViolation
 
 
@@ -23,8 +26,8 @@ class OwnOptions(TypedDict, total=False):
     timeout_s: float
 
 
-#: Parameters of a request that have transformers' names, each with the value that changes nothing there: those that
-#: transformers reads when it samples, and those that it always reads.
+#: Parameters of requests and runtimes that have transformers' names, each with the value that changes nothing there:
+#: those that transformers reads when it samples, and those that it always reads.
 _SAMPLED: Final = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 _ALWAYS: Final = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 
@@ -121,6 +124,21 @@ def choose_options(config: Any, prompt_length: int, eos_token_ids: Sequence[int]
     if config.forced_bos_token_id is not None and prompt_length == 1:
         options["forced_token_ids"] = [config.forced_bos_token_id]
     return options
+
+
+def read_defaults(capabilities: Capabilities) -> GenerationConfig:
+    """The generation config that asks for what a deployment does by default."""
+    told = capabilities.default_parameters
+    # Older runtimes say three of them.
+    values = told if told.HasField("temperature") else capabilities.default_sampling
+    found = {field.name: value for field, value in values.ListFields()}
+    names = ("min_new_tokens", *_ALWAYS, *(_SAMPLED if values.temperature else ()))
+    return GenerationConfig(
+        eos_token_id=[*capabilities.eos_token_ids],
+        do_sample=values.temperature > 0,
+        bad_words_ids=[[*word.ids] for word in told.bad_words] or None,
+        **{name: found[name] for name in names if name in found},
+    )
 
 
 def _list_biases(biases: Any) -> list[tuple[Sequence[int], float]]:
