@@ -6,7 +6,8 @@ by the ABI's rules, so that a slot or position that is mixed up gives other toke
 also has its position and the bias of the weights that computed it: a wrong block table, a block that was given away too
 early and a prefix of other weights give other tokens, too.
 
-An adapter's file has a number that is added to the bias of the rows that name its slot.
+An adapter's file has a number that is added to the bias of the rows that name its slot, and to what is told of their
+prompts.
 """
 
 from __future__ import annotations
@@ -286,13 +287,17 @@ class FakeRanks:
         return self._next(step, row, [*earlier, *own])
 
     def _report(self, step: Step, executable: Executable, name: str) -> memoryview[Any]:
-        """What a step says of prompts. A hidden state has a token, or the sum of several, and their number."""
+        """What a step says of prompts. A hidden state has a token, or the sum of several, and their number.
+
+        The number of the row's adapter is added to the token, and to log probabilities.
+        """
         inputs, width = step.inputs, executable.num_row_tokens
         shape = next(one.shape for one in executable.outputs if one.name == name)
         tokens = [int(token) for token in inputs["input_ids"]]
         values: list[Any] = []
         if name == "prompt_logprobs":
-            values = [tell_logprob(one, int(next_id)) for one, next_id in zip(tokens, inputs["next_ids"], strict=True)]
+            pairs = enumerate(zip(tokens, inputs["next_ids"], strict=True))
+            values = [self._find_number(step, at // width) + tell_logprob(one, behind) for at, (one, behind) in pairs]
         elif name in ("prompt_top_ids", "prompt_top_logprobs"):
             place = ("prompt_top_ids", "prompt_top_logprobs").index(name)
             values = [pair[place] for token in tokens for pair in tell_top(token, shape[2])]
@@ -300,15 +305,19 @@ class FakeRanks:
             for row in range(executable.batch_size):
                 own = tokens[row * width : row * width + int(inputs["num_tokens"][row])]
                 own = own if name == "hidden_sum" else own[-1:]
-                values += [float(sum(own)), float(len(own))]
+                values += [float(sum(own) + self._find_number(step, row)), float(len(own))]
         data = array("i" if name == "prompt_top_ids" else "f", values)
         return memoryview(data).cast("B").cast(data.typecode, list(shape))  # type: ignore[call-overload]
 
     def _find_bias(self, step: Step, row: int) -> int:
         """The bias of the weights and of the row's adapter."""
         assert self.bias is not None, "a step without weights"
+        return self.bias + self._find_number(step, row)
+
+    def _find_number(self, step: Step, row: int) -> int:
+        """The number of the row's adapter, 0 without one."""
         slot = int(step.inputs["adapter_ids"][row]) if "adapter_ids" in step.inputs else -1
-        return self.bias + (self.adapters[slot] if slot >= 0 else 0)
+        return self.adapters[slot] if slot >= 0 else 0
 
     def _check_bucket(self, step: Step, executable: Executable, row: int, start: int) -> None:
         """Whether the executable has room for what a row reads, and the row is where it has to be."""

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import peft
 import pytest
 import torch
+from kiln.runtime.v1 import generation_pb2 as generation
 from kiln_client import Runtime
 from transformers import AutoModelForCausalLM
 
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.adapters import make_adapter
 from tests.checkpoints.tiny_models import TinyModel
-from tests.servers.stack import Stack
+from tests.servers.stack import Stack, token_request, tokens_of
 from tests.system.conftest import TINY
 
 PROMPT: Final = [1, 15, 4, 9, 30, 7]
 COUNT: Final = 12
 MODULES: Final = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
-CONFIG: Final = {"seq_len": 64, "max_context_length": 32, "batch_size": 4, "tp_degree": 2, "torch_dtype": "float32"}
+CONFIG: Final = {
+    "seq_len": 64,
+    "max_context_length": 32,
+    "batch_size": 4,
+    "tp_degree": 2,
+    "torch_dtype": "float32",
+    "output_prompt_logprobs": True,
+    "output_embeddings": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +80,32 @@ def test_requests_get_the_tokens_of_their_adapters_in_one_batch(
     expected |= {name: greedy(model) for name, (_, model) in models.items()}
     assert tokens == [expected[name] for name in names]
     assert len({tuple(one) for one in expected.values()}) == 3
+
+
+@pytest.mark.parametrize("adapter", ["", "house"])
+def test_prompts_are_told_by_their_adapters_whatever_processors_change(
+    stack: Stack, served: str, models: dict[str, tuple[Path, peft.PeftModel]], adapter: str
+) -> None:
+    model = models["house"][1]
+    with torch.no_grad(), nullcontext() if adapter else model.disable_adapter():
+        expected = model(input_ids=torch.tensor([PROMPT]), output_hidden_states=True)
+    request = token_request(served, PROMPT, 2, temperature=0.0)
+    request.adapter = adapter
+    request.sampling.logit_bias[50] = 100
+    request.output.prompt_logprobs = 3
+    inputs = [generation.EmbedInput(token_ids=generation.TokenIds(ids=PROMPT))]
+    embedding = generation.EmbedRequest(deployment_id=served, inputs=inputs, adapter=adapter)
+    with ThreadPoolExecutor(2) as pool:
+        telling = pool.submit(lambda: list(stack.generation().Generate(request)))
+        (vector,) = stack.generation().Embed(embedding).embeddings
+    assert tokens_of(telling.result()) == [50, 50]
+    told = [token for event in telling.result() for token in event.prompt.tokens]
+    logprobs = expected.logits[0].log_softmax(dim=-1)
+    own = logprobs[range(len(PROMPT) - 1), PROMPT[1:]]
+    torch.testing.assert_close(torch.tensor([token.logprob for token in told[1:]]), own, atol=1e-4, rtol=0)
+    top = torch.tensor([[one.logprob for one in token.top_logprobs] for token in told[1:]])
+    torch.testing.assert_close(top, logprobs[:-1].topk(3).values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(vector.values), expected.hidden_states[-1][0, -1], atol=1e-4, rtol=0)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, write
 from tests.contract.families.test_quantized_logits import replace_matrices
 from tests.parity.geometries import GEOMETRIES
 from tests.parity.reference import Reference, draw_prompt, write_checkpoint
-from tests.servers.stack import Stack, token_request
+from tests.servers.stack import Stack, token_request, tokens_of
 
 GEOMETRY = "gqa4-tied-llama3"
 LEVELS = [0, pytest.param(1, marks=[pytest.mark.toolchain, pytest.mark.slow])]
@@ -178,6 +179,7 @@ def test_other_dtypes_and_divisions(
 
 
 TELLING = {
+    "logit_processors": True,
     "output_prompt_logprobs": True,
     "output_embeddings": True,
     "output_logits": False,
@@ -193,7 +195,7 @@ TELLING = {
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_are_told_as_transformers_has_them(stack: Stack, level: int) -> None:
-    """Three chunks, of ranks that divide the vocabulary, also if the cache holds the prompt."""
+    """Three chunks, of ranks that divide the vocabulary, also if the cache holds the prompt, or processors run."""
     name = f"prompts-o{level}"
     reference, prompt = write_model(stack, name), draw_prompt(41)
     with torch.no_grad():
@@ -201,9 +203,13 @@ def test_prompts_are_told_as_transformers_has_them(stack: Stack, level: int) -> 
     expected, hidden = output.logits[0].log_softmax(dim=-1)[:-1], output.hidden_states[-1][0]
     request = token_request(name, prompt, 2, temperature=0.0)
     request.output.prompt_logprobs = 4
+    biased = deepcopy(request)
+    biased.sampling.logit_bias[7] = 100
     with deployed(stack, name, reference, level, **TELLING):
-        for _ in range(2):
-            tokens = [token for event in stack.generation().Generate(request) for token in event.prompt.tokens]
+        for asked in (request, request, biased):
+            events = list(stack.generation().Generate(asked))
+            assert (tokens_of(events) == [7, 7]) == (asked is biased)
+            tokens = [token for event in events for token in event.prompt.tokens]
             assert [token.id for token in tokens] == prompt
             assert not tokens[0].HasField("logprob")
             told = torch.tensor([token.logprob for token in tokens[1:]])
@@ -214,8 +220,8 @@ def test_prompts_are_told_as_transformers_has_them(stack: Stack, level: int) -> 
             close(expected.gather(-1, ids), top.values)
         for pooling, wanted in ((generation.POOLING_LAST, hidden[-1:]), (generation.POOLING_MEAN, hidden)):
             inputs = [generation.EmbedInput(token_ids=generation.TokenIds(ids=ids)) for ids in (prompt, prompt[:20])]
-            asked = generation.EmbedRequest(deployment_id=name, inputs=inputs, pooling=pooling)
-            first, second = stack.generation().Embed(asked).embeddings
+            embedding = generation.EmbedRequest(deployment_id=name, inputs=inputs, pooling=pooling)
+            first, second = stack.generation().Embed(embedding).embeddings
             close(torch.tensor(first.values), wanted.mean(dim=0))
             with torch.no_grad():
                 shorter = reference.model(torch.tensor([prompt[:20]]), output_hidden_states=True).hidden_states[-1][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from bundle.abi.outputs import EMBEDDINGS
 from runtime_svc.engine.prompt_reports import normalize
 from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.ranks.fakes import tell_logprob, tell_top
+from tests.servers.adapters import BASE, HOUSE, list_adapters, load_adapter, publish_adapter
 from tests.servers.refusals import refused
-from tests.servers.runtime import Runtime, token_request, tokens_of
+from tests.servers.runtime import Runtime, serve_runtime, token_request, tokens_of
 from tests.servers.vllm_engine import call, complete, make_request, stub_of
 
 FLAGS = (*DYNAMIC_FLAGS, PROMPT_LOGPROBS, EMBEDDINGS)
@@ -95,6 +97,30 @@ async def test_embeddings(served: Runtime) -> None:
     text = pb.EmbedRequest(deployment_id="d", inputs=[pb.EmbedInput(text="hi")])
     assert (await served.generation.Embed(text)).embeddings[0].prompt_tokens > 1
     assert (await served.get()).load.used_slots == 0
+
+
+async def test_prompts_are_told_by_their_adapters_also_by_those_of_an_earlier_process(tmp_path: Path) -> None:
+    roomy = BASE | {"flags": (*BASE["flags"], PROMPT_LOGPROBS, EMBEDDINGS)}
+
+    async def check(served: Runtime, name: str, number: int) -> None:
+        vector = (await embed(served, [5, 9], PROMPT, adapter=name)).embeddings[1]
+        assert list(vector.values) == [9 + number, 1]
+        _, tokens = told_of(await ask(served, pb.OutputOptions(prompt_logprobs=0), adapter=name))
+        assert [token.logprob for token in tokens[1:]] == [number + one for one in LOGPROBS if one is not None]
+
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy(adapters=HOUSE, **roomy)
+        for ref, number in (("swords", 7), ("hooks", 8)):
+            publish_adapter(first, ref, number, **roomy)
+            await load_adapter(first, ref, name=ref)
+        for name, number in (("swords", 7), ("house", 100), ("", 0)):
+            await check(first, name, number)
+    async with serve_runtime(tmp_path) as second:
+        await second.wait_for_state("READY")
+        assert [one.HasField("slot") for one in (await list_adapters(second)).adapters] == [False] * 3
+        vectors = (await embed(second, [5, 9], PROMPT, adapter="swords")).embeddings
+        assert [list(one.values) for one in vectors] == [[16, 1], [16, 1]], "the first request opens it"
+        await check(second, "hooks", 8)
 
 
 @pytest.mark.parametrize(
