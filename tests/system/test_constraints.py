@@ -14,8 +14,10 @@ import pytest
 import tokenizers
 from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as pb
+from kiln.runtime.v1.runtime_pb2 import Deployment
 
 from tests.constraints.schemas import CHOSEN, Case, generate
+from tests.servers.answers import reason_of
 from tests.servers.refusals import expect, read_refusal
 from tests.servers.stack import Stack, tokens_of
 from tests.system.conftest import CONFIG, TINY
@@ -96,6 +98,30 @@ def test_a_constraint_rules_over_the_parameters_beside_it(stack: Stack, picking:
     constraint = pb.OutputConstraint(choices=pb.Choices(texts=["yes"]))
     for sampling in ({"min_new_tokens": 50}, {"allowed_token_ids": [5]}, {"logit_bias": {2: -100.0}}):
         assert text_of(list(stack.generation().Generate(ask(picking, constraint, sampling=sampling)))) == "yes"
+
+
+def test_a_killed_rank_ends_the_requests_that_it_computed_and_the_next_one_keeps_constraints(
+    stack: Stack, picking: str
+) -> None:
+    person = ask(picking, pb.OutputConstraint(json_schema=json.dumps(PERSON)), seed=5)
+    before = list(stack.generation().Generate(person))
+    endless = ask(picking, pb.OutputConstraint(regex="[a-z ]{1000}"))
+    plain = pb.GenerateRequest(deployment_id=picking, text="Once", stop=pb.StopConditions(ignore_eos=True))
+    calls = [stack.generation().Generate(request) for request in (endless, plain)]
+    for call in calls:
+        next(event for event in call if event.HasField("delta"))
+    (rank,) = stack.ranks()
+    rank.kill()
+    for call in calls:
+        events: list[pb.GenerateResponse] = []
+        with pytest.raises(grpc.RpcError) as caught:
+            events.extend(call)
+        assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "RANK_DIED")
+        assert events[-1].finished.reason == pb.FINISH_REASON_ERROR
+    after = list(stack.generation().Generate(person))
+    assert stack.get(picking).state == Deployment.STATE_READY
+    assert tokens_of(after) == tokens_of(before)
+    jsonschema.validate(json.loads(text_of(after)), PERSON)
 
 
 @pytest.mark.parametrize(
