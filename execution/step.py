@@ -12,7 +12,6 @@ import msgspec
 from bundle.abi.inputs import INPUTS, LEFT_PADDED
 from bundle.abi.tensor import Symbols
 from bundle.manifest import Executable, Manifest, Sampling, TensorSpec
-from execution.sampling_parameters import SamplingParams
 
 #: Most alternatives that a step can return for each token.
 MAX_TOP_LOGPROBS: Final = 20
@@ -25,22 +24,19 @@ StepInputs = dict[str, "array[Any]"]
 
 
 class ProcessedRow(msgspec.Struct, frozen=True):
-    """A row whose logits the host changes before it picks the row's token; see `processors`.
+    """A row whose logits the host changes before it picks the row's token, by what executables take; see `processors`.
 
     Attributes:
-        sampling: What the row asks for.
-        prompt: Tokens of its sequence's prompt, int32 in the order of the machine's bytes.
-        generated: The same of the tokens that were generated so far.
-        ends: Tokens that would end the sequence, and must not yet.
-        mask: The tokens that its constraint allows, as `text.constraint.NextTokens` has them; None without one.
+        pairs: The row's part of `pair_ids`, `pair_bias`, `pair_factor` and `pair_penalty`, without idle values, in the
+            order of the machine's bytes; {} if no logit changes so.
+        mask: Its part of `token_bitmask`; None if it excludes no token.
+        cuts: Its part of `cuts`.
     """
 
     row: int
-    sampling: SamplingParams
-    prompt: bytes
-    generated: bytes
-    ends: tuple[int, ...] = ()
+    pairs: Mapping[str, bytes] = {}
     mask: bytes | None = None
+    cuts: tuple[float, ...] = (0.0, 1.0)
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,27 +42,41 @@ def draw_sampling(draw: random.Random, vocab_size: int) -> SamplingParams:
     return SamplingParams(**{name: make() for name, make in values.items() if draw.random() < 0.35})
 
 
-def draw_row(draw: random.Random, number: int, vocab_size: int) -> ProcessedRow:
-    """A row of random parameters, with a prompt and an output that repeat themselves."""
+@dataclass(frozen=True)
+class Asked:
+    """What a row asks for, and the tokens of its sequence; `ends` are not yet allowed."""
+
+    sampling: SamplingParams
+    prompt: Sequence[int] = (1,)
+    output: Sequence[int] = ()
+    ends: tuple[int, ...] = ()
+    constraint: bytes | None = None
+
+    def change(self, vocab_size: int) -> tuple[RowChanges, array[int] | None]:
+        """What the engine makes of it: its changes, and its mask."""
+        changes = RowChanges(self.sampling, self.prompt, vocab_size)
+        changes.advance(self.output)
+        return changes, changes.make_mask(len(self.output), self.ends, self.constraint)
+
+    def describe(self, vocab_size: int, row: int = 0) -> ProcessedRow:
+        """The same for the host."""
+        changes, mask = self.change(vocab_size)
+        return changes.describe(row, mask)
+
+
+def draw_asked(draw: random.Random, vocab_size: int) -> Asked:
+    """Random parameters, with a prompt and an output that repeat themselves."""
     prompt, output = ([draw.randrange(10) for _ in range(draw.randint(*span))] for span in ((1, 12), (0, 8)))
     sampling = draw_sampling(draw, vocab_size)
     ends = (2, 5) if len(output) < sampling.min_new_tokens else ()
-    mask = None
+    constraint = None
     if draw.random() < 0.35:
         allowed = {draw.randrange(vocab_size) for _ in range(draw.choice((1, 5, 30)))}
-        mask = sum(1 << token for token in allowed).to_bytes(4 * -(-vocab_size // 32), "little")
-    return ProcessedRow(number, sampling, array("i", prompt).tobytes(), array("i", output).tobytes(), ends, mask)
+        constraint = sum(1 << token for token in allowed).to_bytes(4 * -(-vocab_size // 32), "little")
+    return Asked(sampling, prompt, output, ends, constraint)
 
 
-def change_row(row: ProcessedRow, vocab_size: int) -> tuple[RowChanges, array[int]]:
-    """What the engine makes of a row: its changes, and its mask."""
-    output = array("i", row.generated)
-    changes = RowChanges(row.sampling, array("i", row.prompt), vocab_size)
-    changes.advance(output)
-    return changes, changes.make_mask(len(output), row.ends, row.mask)
-
-
-def make_changes(rows: Sequence[ProcessedRow], vocab_size: int) -> dict[str, Tensor]:
+def make_changes(rows: Sequence[Asked], vocab_size: int) -> dict[str, Tensor]:
     """The inputs of processors of rows, with room for pairs of the whole vocabulary."""
     symbols = {"R": len(rows), "B": vocab_size, "W": -(-vocab_size // 32)}
     tensors: dict[str, Tensor] = {}
@@ -71,7 +86,7 @@ def make_changes(rows: Sequence[ProcessedRow], vocab_size: int) -> dict[str, Ten
             values = torch.tensor(one.idle_values(shape, {}), dtype=getattr(torch, one.dtype)).view(shape)
             tensors[one.name] = values
     for number, row in enumerate(rows):
-        changes, mask = change_row(row, vocab_size)
-        for name, values in {**changes.pairs, "token_bitmask": mask, "cuts": changes.cuts}.items():
+        changes, mask = row.change(vocab_size)
+        for name, values in changes.list_inputs(mask):
             tensors[name][number, : len(values)] = torch.tensor(values, dtype=tensors[name].dtype)
     return tensors

@@ -15,7 +15,7 @@ import msgspec
 from bundle.abi.inputs import PROCESSORS, read_sampling_params
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.manifest import Executable, Manifest
-from execution.step import ProcessedRow, Step, StepForm, StepInputs
+from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
@@ -129,10 +129,12 @@ class StepBuilder:
                 chance = make_chance(request.sampling.seed, row.start + row.num_tokens, len(request.prompt_token_ids))
                 form.put_values(inputs, self._chance, row.row, chance)
             if row.samples and values.is_processed:
+                changes, mask = values.find_changes(row, self._vocab_size)
                 if self._picks_on_host:
-                    processed.append(values.describe_processed(row))
+                    processed.append(changes.describe(row.row, mask))
                 else:
-                    values.put_changes(form, inputs, row, self._vocab_size)
+                    for name, own in changes.list_inputs(mask):
+                        form.put_values(inputs, name, row.row, own)
             if request.top_logprobs is not None:
                 top_logprobs = max(top_logprobs or 0, request.top_logprobs)
             wants_logits = wants_logits or request.wants_logits
@@ -152,7 +154,7 @@ class StepBuilder:
 
 
 class _RowValues:
-    """What a request's rows have in all steps, and what its processors count, as bytes that grow with its output.
+    """What a request's rows have in all steps, and what its processors count, which grows with its output.
 
     No step changes what is counted: neither chunks of the prompt, nor what the KV cache holds, nor that it starts anew.
     """
@@ -160,41 +162,22 @@ class _RowValues:
     def __init__(self, request: Request) -> None:
         self.sampling_params = array("f", read_sampling_params(request.sampling))
         self.is_processed = request.sampling.is_processed or request.constrained is not None
-        self._prompt = b""
-        self._generated = array("i")
         self._changes: RowChanges | None = None
 
-    def describe_processed(self, row: ScheduledRow) -> ProcessedRow:
-        request = row.request
-        self._prompt = self._prompt or array("i", request.prompt_token_ids).tobytes()
-        self._generated.extend(request.output_token_ids[len(self._generated) :])
-        ends = _list_early_ends(request, len(self._generated))
-        mask = _find_mask(request)
-        return ProcessedRow(row.row, request.sampling, self._prompt, self._generated.tobytes(), ends, mask)
-
-    def put_changes(self, form: StepForm, inputs: StepInputs, row: ScheduledRow, vocab_size: int) -> None:
-        """Puts what processors change into a row of inputs."""
+    def find_changes(self, row: ScheduledRow, vocab_size: int) -> tuple[RowChanges, array[int] | None]:
+        """Returns what processors change in a row, and which tokens they leave; None for all."""
         request, prompt = row.request, row.request.prompt_token_ids
         if self._changes is None:
             self._changes = RowChanges(request.sampling, prompt, vocab_size)
-        num_generated = row.start + row.num_tokens - len(prompt)
         self._changes.advance(request.output_token_ids)
-        mask = self._changes.make_mask(num_generated, _list_early_ends(request, num_generated), _find_mask(request))
-        for name, values in {**self._changes.pairs, "token_bitmask": mask, "cuts": self._changes.cuts}.items():
-            form.put_values(inputs, name, row.row, values)
+        num_generated = row.start + row.num_tokens - len(prompt)
+        ends = tuple(request.stop.stop_token_ids) if num_generated < request.sampling.min_new_tokens else ()
+        constraint = None if request.constrained is None else request.constrained.mask
+        return self._changes, self._changes.make_mask(num_generated, ends, constraint)
 
 
 def _shape_of(executable: Executable) -> tuple[SubmodelName, tuple[int, ...], int]:
     return executable.submodel, executable.bucket, executable.batch_size
-
-
-def _list_early_ends(request: Request, num_generated: int) -> tuple[int, ...]:
-    """The tokens that would end a request, and must not yet."""
-    return tuple(request.stop.stop_token_ids) if num_generated < request.sampling.min_new_tokens else ()
-
-
-def _find_mask(request: Request) -> bytes | None:
-    return None if request.constrained is None else request.constrained.mask
 
 
 def make_noise_keys(seed: int, position: int) -> tuple[int, int]:

@@ -1,18 +1,21 @@
-"""What the processors of a request change in each step, as executables with the flag `processors` take it.
+"""What the processors of a request change in each step, as executables with the flag `processors` and the host take it.
 
-`execution.processors` does the same to logits on the host and explains each parameter. Numbers are rounded to float32
-where torch rounds them, so that both give equal logits.
+They are those of transformers' `generate`, in its order: logit_bias, repetition_penalty, frequency_penalty and
+presence_penalty make pairs of token id and numbers; no_repeat_ngram_size, bad words, min_new_tokens, allowed tokens, a
+constraint and forced tokens make a mask; min_p and typical_p are cuts.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from bundle.abi.inputs import WORD_BITS, read_cuts
 from execution.sampling_parameters import SamplingParams
+from execution.step import ProcessedRow
 
 
 class RowChanges:
@@ -59,10 +62,12 @@ class RowChanges:
                 self._set(token, "pair_penalty", repeated - self._presence)
         self._num_taken = len(output)
 
-    def make_mask(self, num_generated: int, ends: Collection[int], constraint: bytes | None = None) -> array[int]:
-        """The row's part of `token_bitmask`, behind so many generated tokens; `ends` are not yet allowed.
+    def make_mask(
+        self, num_generated: int, ends: Collection[int], constraint: bytes | None = None
+    ) -> array[int] | None:
+        """The row's part of `token_bitmask`, behind so many generated tokens; None if all tokens are left.
 
-        A constraint is a mask, too, and excludes alone where nothing else would be left.
+        `ends` are not yet allowed. A constraint is a mask, too, and excludes alone where nothing else would be left.
         """
         sampling = self._sampling
         if num_generated < len(sampling.forced_token_ids):
@@ -71,6 +76,8 @@ class RowChanges:
             )
         excluded = {*ends, *self._find_repeating(), *self._find_bad()}
         allowed = sampling.allowed_token_ids
+        if constraint is None and not excluded and not allowed:
+            return None
         leaves_none = excluded.issuperset(allowed) if allowed else len(excluded) >= self._vocab_size
         mask = bytearray(self._allowed)
         for token in () if leaves_none else excluded:
@@ -80,6 +87,15 @@ class RowChanges:
         own = int.from_bytes(constraint)
         left = own & int.from_bytes(mask) or own & int.from_bytes(self._allowed) or own
         return array("i", left.to_bytes(len(constraint)))
+
+    def list_inputs(self, mask: array[int] | None) -> Iterator[tuple[str, array[Any]]]:
+        """Yields the row's part of each input that is not idle, by name, with a mask that `make_mask` has made."""
+        return chain(self.pairs.items(), [("cuts", self.cuts)], [] if mask is None else [("token_bitmask", mask)])
+
+    def describe(self, row: int, mask: array[int] | None) -> ProcessedRow:
+        """Describes the same for a host that changes the logits of a row."""
+        pairs = {name: values.tobytes() for name, values in self.pairs.items()} if self._places else {}
+        return ProcessedRow(row, pairs, None if mask is None else mask.tobytes(), tuple(self.cuts))
 
     @property
     def _keeps_history(self) -> bool:

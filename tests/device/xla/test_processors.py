@@ -10,7 +10,7 @@ import torch_xla
 
 from execution.logit_changes import change_logits
 from tests.device.xla.graphs import check_graph, read_graph
-from tests.ranks.processed_rows import draw_row, make_changes
+from tests.ranks.processed_rows import draw_asked, make_changes
 
 VOCAB_SIZE = 70
 
@@ -18,7 +18,7 @@ VOCAB_SIZE = 70
 @pytest.mark.parametrize("first", [None, 24])
 def test_changed_logits(first: int | None) -> None:
     draw, device = random.Random(2), torch_xla.device()
-    rows = [draw_row(draw, row, VOCAB_SIZE) for row in range(16)]
+    rows = [draw_asked(draw, VOCAB_SIZE) for _ in range(16)]
     logits = torch.randn(16, VOCAB_SIZE if first is None else 24, generator=torch.Generator().manual_seed(2)) * 5
     changes = make_changes(rows, VOCAB_SIZE)
     del changes["cuts"]

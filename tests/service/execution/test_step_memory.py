@@ -14,7 +14,6 @@ from bundle.abi.outputs import INVALID_ROW, NO_TOKEN
 from bundle.manifest import Manifest, TensorSpec
 from execution.errors import StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
-from execution.sampling_parameters import SamplingParams
 from execution.step import MAX_TOP_LOGPROBS, ProcessedRow, Step, StepForm, StepInputs, step_inputs
 from tests.bundles.manifests import VOCAB_SIZE, make_manifest
 from tests.memory_files import count_held
@@ -208,7 +207,7 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
 def test_rows_are_processed_only_where_the_host_picks_their_tokens(toy: MakeToy) -> None:
     for picks in ("logits", "tokens"):
         memory = StepMemory(toy(picks, 0).manifest)
-        step = Step(TKG, decode_inputs(), processed=(ProcessedRow(0, SamplingParams(min_p=0.5), b"", b""),))
+        step = Step(TKG, decode_inputs(), processed=(ProcessedRow(0, cuts=(0.5, 1.0)),))
         if picks == "logits":
             memory.write_inputs(step, 0)
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from execution.sampling import candidates
 from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow
 from tests.ranks.noise import draw_keys, measure_fit
+from tests.ranks.processed_rows import Asked
 
 VOCAB_SIZE = 50
 NUM_CASES = 1000
@@ -59,28 +62,40 @@ def assert_same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs[0], rtol=1e-6, atol=1e-6)
 
 
+def change(
+    logits: Tensor, tokens: Tensor, num_generated: int = 0, ends: Sequence[int] = (), **parameters: Any
+) -> Tensor:
+    """What the engine and the host make of logits behind tokens, of which the last ones are generated."""
+    prompt, output = tokens.tolist(), []
+    if num_generated:
+        prompt, output = prompt[:-num_generated], prompt[-num_generated:]
+    asked = Asked(SamplingParams(**parameters), prompt, output, tuple(ends))
+    return processors.process(logits, asked.describe(VOCAB_SIZE))
+
+
 def test_bias() -> None:
     for generator, logits, tokens in cases():
         biases = {token: draw(generator, -9, 9) for token in choose(generator, 5)}
         theirs = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})
-        assert_same(processors.add_bias(logits, biases), theirs(tokens[None], logits[None]))
+        assert_same(change(logits, tokens, logit_bias=biases), theirs(tokens[None], logits[None]))
 
 
-def test_repetition_penalty_counts_each_token_once() -> None:
+def test_repetition_penalty_counts_each_token_of_prompt_and_output_once() -> None:
     for generator, logits, tokens in cases():
         penalty = draw(generator, 0.2, 3)
         theirs = RepetitionPenaltyLogitsProcessor(penalty)(tokens[None], logits[None])
-        assert_same(processors.penalize_repetition(logits, tokens, penalty), theirs)
+        assert_same(change(logits, tokens, len(tokens) // 2, repetition_penalty=penalty), theirs)
 
 
 def test_frequency_and_presence_are_taken_off() -> None:
     """As OpenAI and vLLM define them: transformers has neither."""
     for generator, logits, tokens in cases():
         frequency, presence = draw(generator, -2, 2), draw(generator, -2, 2)
-        expected = logits.clone()
-        for token in set(tokens.tolist()):
-            expected[token] -= frequency * tokens.tolist().count(token) + presence
-        assert_same(processors.penalize_frequency(logits, tokens, frequency, presence), expected[None])
+        expected, count = logits.clone(), len(tokens) // 2
+        for token, number in Counter(tokens.tolist()[len(tokens) - count :]).items():
+            expected[token] -= frequency * number + presence
+        changed = change(logits, tokens, count, frequency_penalty=frequency, presence_penalty=presence)
+        assert_same(changed, expected[None])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -88,7 +103,7 @@ def test_repeated_ngrams(size: int) -> None:
     theirs = NoRepeatNGramLogitsProcessor(size)
     for _, logits, tokens in cases():
         expected = theirs(tokens[None], logits[None])
-        assert_same(processors.exclude_repeated_ngrams(logits, tokens, size), expected)
+        assert_same(change(logits, tokens, len(tokens) // 2, no_repeat_ngram_size=size), expected)
 
 
 def test_words() -> None:
@@ -96,28 +111,32 @@ def test_words() -> None:
         newest = tokens[: int(torch.randint(1, 5, (), generator=generator))]
         words = [choose(generator, length, 4) for length in (1, 2, 2, 3)]
         expected = NoBadWordsLogitsProcessor(words)(newest[None], logits[None])
-        assert_same(processors.exclude_words(logits, newest, words), expected)
+        assert_same(change(logits, newest, len(newest) // 2, bad_words=tuple(map(tuple, words))), expected)
 
 
 def test_allowed_tokens() -> None:
     for generator, logits, tokens in cases():
         allowed = choose(generator, 7)
         theirs = PrefixConstrainedLogitsProcessor(lambda *_, allowed=allowed: allowed, 1)
-        assert_same(processors.allow_only(logits, allowed), theirs(tokens[None], logits[None]))
+        expected = theirs(tokens[None], logits[None])
+        assert_same(change(logits, tokens, allowed_token_ids=tuple(allowed)), expected)
 
 
 def test_excluded_ends() -> None:
     for generator, logits, tokens in cases():
         ends = choose(generator, 2)
         theirs = MinNewTokensLengthLogitsProcessor(len(tokens), 1, ends)
-        assert_same(processors.exclude_tokens(logits, ends), theirs(tokens[None], logits[None]))
+        assert_same(change(logits, tokens, ends=ends), theirs(tokens[None], logits[None]))
 
 
-def test_forced_token() -> None:
-    for generator, logits, _ in cases():
-        (token,) = choose(generator, 1)
-        theirs = ForcedBOSTokenLogitsProcessor(token)(torch.tensor([[3]]), logits[None])
-        assert_same(processors.force_token(logits, token), theirs)
+def test_forced_tokens() -> None:
+    for generator, logits, tokens in cases():
+        forced = tuple(choose(generator, 2))
+        changed = [change(logits, tokens, count, forced_token_ids=forced) for count in range(min(3, len(tokens)))]
+        for one, token in zip(changed, forced, strict=False):
+            theirs = ForcedBOSTokenLogitsProcessor(token)(torch.tensor([[3]]), logits[None])
+            assert torch.equal(one.isneginf(), theirs[0].isneginf())
+        assert all(one.equal(logits) for one in changed[2:])
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (9, 1.0), (0, 0.8), (20, 0.9)])
@@ -149,10 +168,9 @@ def test_min_p_and_typical_p_come_behind_top_k_and_top_p(top_k: int, top_p: floa
 
 def test_what_is_cut_is_never_drawn_and_the_rest_as_often_as_it_should_be() -> None:
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
-    asked = SamplingParams(top_p=0.9, min_p=0.02, typical_p=0.6)
     params, rows = torch.tensor([[0.0, 0.9, 1.0]]), 50_000
-    ids, scores = processors.cut(*(one[0] for one in candidates(logits, params, 0)), asked)
-    drawn = sampling.draw(ids, scores.expand(rows, VOCAB_SIZE), params, draw_keys(rows))
+    ids, scores = (one[0] for one in candidates(logits, params, 0))
+    drawn = sampling.draw(ids, processors.cut(scores, 0.02, 0.6).expand(rows, VOCAB_SIZE), params, draw_keys(rows))
     expected = logits
     for warper in (TopPLogitsWarper(0.9), MinPLogitsWarper(0.02), TypicalLogitsWarper(0.6)):
         expected = warper(torch.tensor([[0]]), expected)
@@ -169,7 +187,7 @@ def test_host_and_graphs_draw_the_same(vocab_size: int, global_topk: int) -> Non
     logits = torch.randn(30, vocab_size, generator=generator) * 2
     kinds = torch.tensor([[0, 1.0, 1.0], [0, 0.9, 1.3], [20, 1.0, 0.7], [9, 0.8, 1.5], [0, 1.0, 0.0], [1, 0.5, 2.0]])
     params, keys = kinds.repeat(5, 1), draw_keys(30)
-    rows = [ProcessedRow(row, SamplingParams(min_p=0.05), b"", b"") for row in range(0, 30, 7)]
+    rows = [ProcessedRow(row, cuts=(0.05, 1.0)) for row in range(0, 30, 7)]
     tokens = processors.sample_on_host(logits, params, keys, rows, global_topk)
     graphs = sampling.sample(logits, params, keys, global_topk)
     others = [row for row in range(30) if row % 7]
@@ -190,10 +208,9 @@ def test_rows_of_earlier_releases_are_drawn_as_they_were() -> None:
 def test_a_token_is_left_whatever_is_excluded() -> None:
     logits = torch.arange(4.0)
     words = tuple((token,) for token in range(4))
-    row = ProcessedRow(0, SamplingParams(bad_words=words), b"", b"")
-    assert torch.equal(processors.process(logits, row), logits)
-    row = ProcessedRow(0, SamplingParams(bad_words=words, allowed_token_ids=(1,)), b"", b"")
-    assert processors.process(logits, row).argmax() == 1
+    for allowed, left in ((), logits), ((1,), torch.tensor([0, 1.0, 0, 0]).where(logits == 1, float("-inf"))):
+        row = Asked(SamplingParams(bad_words=words, allowed_token_ids=allowed)).describe(4)
+        assert processors.process(logits, row).equal(left)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 32, 33, 100])
@@ -209,7 +226,7 @@ def test_a_constraint_rules(vocab_size: int) -> None:
         (SamplingParams(bad_words=tuple((one,) for one in allowed)), allowed),
         (SamplingParams(bad_words=tuple((one,) for one in allowed[1:])), allowed[:1]),
     ):
-        left = processors.process(logits, ProcessedRow(0, asked, b"", b"", mask=mask))
+        left = processors.process(logits, Asked(asked, constraint=mask).describe(vocab_size))
         assert (left > float("-inf")).nonzero()[:, 0].tolist() == sorted(set(expected))
         assert torch.equal(left[left > float("-inf")], logits[left > float("-inf")])
 
@@ -217,7 +234,7 @@ def test_a_constraint_rules(vocab_size: int) -> None:
 def test_rows_that_are_no_numbers_stay_invalid() -> None:
     logits = torch.zeros(3, VOCAB_SIZE)
     logits[1, 7] = float("nan")
-    row = ProcessedRow(1, SamplingParams(0.0, forced_token_ids=(5,)), b"", b"")
+    row = Asked(SamplingParams(0.0, forced_token_ids=(5,))).describe(VOCAB_SIZE, 1)
     params = torch.tensor([[0.0, 1.0, 0.0]]).expand(3, -1)
     drawn = processors.sample_on_host(logits, params, draw_keys(3), [row], 0)
     assert drawn.tolist() == [0, INVALID_ROW, 0]

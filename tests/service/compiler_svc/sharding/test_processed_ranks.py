@@ -27,7 +27,7 @@ from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.tiny_models import draw_tokens, write_tiny_model
 from tests.parity.geometries import GEOMETRIES
 from tests.ranks.noise import draw_keys
-from tests.ranks.processed_rows import draw_row, make_changes
+from tests.ranks.processed_rows import draw_asked, make_changes
 from tests.service.compiler_svc.lower.libraries import lower
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
@@ -75,15 +75,17 @@ async def run(bundle: UnpublishedBundle, forkservers: RankForkservers, num_live:
     try:
         await group.load()
         for position in range(NUM_STEPS):
-            rows = [draw_row(draw, row, manifest.tokens.vocab_size) for row in range(num_live)]
+            vocab_size = manifest.tokens.vocab_size
+            rows = [draw_asked(draw, vocab_size) for _ in range(num_live)]
             params = torch.tensor([read_sampling_params(row.sampling) for row in rows])
             keys = draw_keys(num_live, position)
-            changes = make_changes(rows, manifest.tokens.vocab_size)
+            changes = make_changes(rows, vocab_size)
             step = make_step(bundle, decode, position, changes | {"sampling_params": params, "noise_keys": keys})
             result = await group.run(step)
             assert result.logits is not None
             logits = torch.frombuffer(result.logits, dtype=torch.float32).view(result.logits.shape)[:num_live]
-            expected = sample_on_host(logits, params, keys, rows, manifest.sampling.global_topk)
+            described = [asked.describe(vocab_size, row) for row, asked in enumerate(rows)]
+            expected = sample_on_host(logits, params, keys, described, manifest.sampling.global_topk)
             assert [token for (token,) in result.tokens[:num_live]] == expected.tolist()
     finally:
         await group.close()

@@ -21,7 +21,7 @@ from execution.sampling import greedy, sample
 from tests.fuzzing import fuzz
 from tests.ranks.arithmetic import compute_as_on
 from tests.ranks.noise import draw_keys
-from tests.ranks.processed_rows import draw_row, make_changes
+from tests.ranks.processed_rows import draw_asked, make_changes
 from tests.ranks.threads import run_ranks
 
 
@@ -171,10 +171,11 @@ def test_processed_rows_get_the_tokens_that_the_host_picks(tp_degree: int, globa
     draw = random.Random(tp_degree)
     for number in range(40):
         logits = draw_logits(10, 50, seed=number, dtype=torch.bfloat16)
-        rows = [draw_row(draw, row, 50) for row in range(10)]
+        rows = [draw_asked(draw, 50) for _ in range(10)]
         params = torch.tensor([read_sampling_params(row.sampling) for row in rows])
         keys = draw_keys(10, number)
-        expected = sample_on_host(logits.float(), params, keys, rows, global_topk)
+        described = [asked.describe(50, row) for row, asked in enumerate(rows)]
+        expected = sample_on_host(logits.float(), params, keys, described, global_topk)
         changes, parts = make_changes(rows, 50), divide(logits, tp_degree)
 
         def pick(

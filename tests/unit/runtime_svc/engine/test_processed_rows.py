@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from bundle.manifest import Serving
-from execution.step import ProcessedRow
 from runtime_svc.engine.config import ChunkLimits, EngineConfig
 from tests.bundles.manifests import DYNAMIC
 from tests.ranks.engines import BLOCKS, EngineHarness, StartEngine, collect, is_async, start_engine, tokens_of
@@ -24,17 +23,18 @@ PENALIZED = {"repetition_penalty": 1.5}
 
 def assert_counted(harness: EngineHarness, prompt: list[int], tokens: list[int]) -> None:
     """The steps that gave a sequence's tokens, and others that gave them again, counted just what came before."""
-    counted = [list_tokens(row) for step in harness.ranks.steps for row in step.processed if is_of(row, prompt)]
-    assert [len(generated) for _, generated in counted] == list(range(len(tokens)))
-    assert all(one == (prompt, tokens[: len(one[1])]) for one in counted)
+    counted, expected = list_all_counted(harness), list_counted(prompt, tokens)
+    assert [one for one in counted if one[: len(expected[0])] == expected[0]] == expected
 
 
-def list_tokens(row: ProcessedRow) -> tuple[list[int], list[int]]:
-    return array("i", row.prompt).tolist(), array("i", row.generated).tolist()
+def list_all_counted(harness: EngineHarness) -> list[list[int]]:
+    rows = [row for step in harness.ranks.steps for row in step.processed]
+    return [array("i", row.pairs["pair_ids"]).tolist() for row in rows]
 
 
-def is_of(row: ProcessedRow, prompt: list[int]) -> bool:
-    return list_tokens(row)[0] == prompt
+def list_counted(prompt: list[int], tokens: list[int]) -> list[list[int]]:
+    """What each step of a sequence counts once: its prompt, and the tokens that came before."""
+    return [[*dict.fromkeys([*prompt, *tokens[:length]])] for length in range(len(tokens))]
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ async def test_the_sequence_is_counted_whatever_steps_compute_it(
     assert bool(harness.engine.scheduler.statistics.preemptions) == ("num_slots" in options)
     for prompt, tokens in zip(prompts[:3], answers[:3], strict=True):
         assert_counted(harness, prompt, tokens)
-    assert not any(is_of(row, prompts[3]) for step in harness.ranks.steps for row in step.processed)
+    assert not any(prompts[3][0] == one[0] for one in list_all_counted(harness))
 
 
 async def test_a_session_counts_its_whole_prompt(start_engine: StartEngine) -> None:
     harness = await start_engine(**HOST)
     first = [5, 6, 7, 8, 9]
     answer = tokens_of(await collect(harness.submit(first, max_new_tokens=6, session="s", sampling=PENALIZED)))
+    assert_counted(harness, first, answer)
     second = [*first, *answer, 11]
     again = tokens_of(await collect(harness.submit(second, max_new_tokens=4, session="s", sampling=PENALIZED)))
     assert harness.engine.scheduler.statistics.session_tokens
-    assert_counted(harness, first, answer)
     assert_counted(harness, second, again)
 
 
@@ -78,9 +78,9 @@ async def test_sequences_of_a_call_count_their_own_tokens(start_engine: StartEng
     stream = harness.submit_call([5, 6, 7], 3, max_new_tokens=8, temperature=0.7, seed=3, sampling=PENALIZED)
     events = [event async for event in stream]
     drawn = {tuple(tokens_of([one for one in events if one.sequence_index == index])) for index in range(3)}
-    counted = {tuple(list_tokens(row)[1]) for step in harness.ranks.steps for row in step.processed}
+    counted = {*map(tuple, list_all_counted(harness))}
     assert len(drawn) == 3
-    assert counted == {tokens[:length] for tokens in drawn for length in range(8)}
+    assert counted == {tuple(own) for tokens in drawn for own in list_counted([5, 6, 7], [*tokens])}
 
 
 async def test_executables_that_pick_tokens_get_no_rows(start_engine: StartEngine) -> None:

@@ -1,4 +1,4 @@
-"""Inputs of processors, against what the host's processors make of the same parameters."""
+"""What processors change, by inputs of executables and on the host."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from execution.processors import process
 from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow
 from runtime_svc.engine.scheduler.row_changes import RowChanges
-from tests.ranks.processed_rows import draw_row, make_changes
+from tests.ranks.processed_rows import Asked, draw_asked, make_changes
 
 VOCAB_SIZE = 70
 SHARE = -(-VOCAB_SIZE // 3)
 NUM_CASES = 1200
-PROMPT = (1).to_bytes(4, "little")
 
 
 def test_logits_are_those_of_the_host_bit_by_bit() -> None:
     draw, generator = random.Random(5), torch.Generator().manual_seed(5)
     for _ in range(NUM_CASES):
-        row, logits = draw_row(draw, 0, VOCAB_SIZE), torch.randn(VOCAB_SIZE, generator=generator) * 5
-        changes = make_changes([row], VOCAB_SIZE)
-        expected, changed = process(logits, row), change_logits(logits[None], changes, VOCAB_SIZE, None)[0]
-        if len(row.generated) // 4 < len(row.sampling.forced_token_ids):
-            assert changed.isfinite().equal(expected.isfinite())
-        else:
-            assert changed.equal(expected), row
+        asked, logits = draw_asked(draw, VOCAB_SIZE), torch.randn(VOCAB_SIZE, generator=generator) * 5
+        changes = make_changes([asked], VOCAB_SIZE)
+        changed = change_logits(logits[None], changes, VOCAB_SIZE, None)[0]
+        assert changed.equal(process(logits, asked.describe(VOCAB_SIZE))), asked
         parts = torch.nn.functional.pad(logits, (0, 3 * SHARE - VOCAB_SIZE)).split(SHARE)
         firsts = [torch.tensor([rank * SHARE], dtype=torch.int32) for rank in range(3)]
         of_ranks = [
@@ -41,20 +37,22 @@ def test_logits_are_those_of_the_host_bit_by_bit() -> None:
 def test_changes_follow_the_output_token_by_token() -> None:
     draw = random.Random(6)
     for _ in range(100):
-        row = draw_row(draw, 0, VOCAB_SIZE)
-        output = torch.frombuffer(bytearray(row.generated + PROMPT), dtype=torch.int32).tolist()
-        changes = RowChanges(row.sampling, [1, 2, 3], VOCAB_SIZE)
-        for count in range(len(output) + 1):
-            changes.advance(output[:count])
-        whole = RowChanges(row.sampling, [1, 2, 3], VOCAB_SIZE)
-        whole.advance(output)
-        assert (changes.pairs, changes.make_mask(9, ())) == (whole.pairs, whole.make_mask(9, ()))
+        asked = draw_asked(draw, VOCAB_SIZE)
+        changes = RowChanges(asked.sampling, asked.prompt, VOCAB_SIZE)
+        for count in range(len(asked.output) + 1):
+            changes.advance(asked.output[:count])
+        whole, mask = asked.change(VOCAB_SIZE)
+        assert (changes.pairs, changes.make_mask(len(asked.output), asked.ends, asked.constraint)) == (
+            whole.pairs,
+            mask,
+        )
 
 
 def test_rows_that_ask_for_nothing_keep_their_logits() -> None:
     logits = torch.tensor([0.0, -0.0, -3.5, float("-inf"), 1e30]).repeat(14)[None]
-    changes = make_changes([ProcessedRow(0, SamplingParams(), PROMPT, b"")], VOCAB_SIZE)
-    assert change_logits(logits, changes, VOCAB_SIZE, None).equal(logits)
+    asked = Asked(SamplingParams())
+    assert change_logits(logits, make_changes([asked], VOCAB_SIZE), VOCAB_SIZE, None).equal(logits)
+    assert asked.describe(VOCAB_SIZE) == ProcessedRow(0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -62,7 +60,7 @@ def test_what_is_no_number_shows_through_the_mask(value: float) -> None:
     """The host marks such rows before it changes them."""
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 3] = value
-    changes = make_changes([ProcessedRow(0, SamplingParams(allowed_token_ids=(5,)), PROMPT, b"")], VOCAB_SIZE)
+    changes = make_changes([Asked(SamplingParams(allowed_token_ids=(5,)))], VOCAB_SIZE)
     assert change_logits(logits, changes, VOCAB_SIZE, None).amax().isnan()
 
 
