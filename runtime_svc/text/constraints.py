@@ -16,6 +16,7 @@ from bundle.errors import KilnError
 from execution.forkserver.client import ForkserverClient
 from execution.text.constraint import ConstrainedSequence, Constraint
 from execution.text.control import CompileConstraint, Compiled, Follow, Followed, Load
+from execution.text.errors import TextLimitExceeded
 from execution.text.handle import TextLimits, TextProcess
 from runtime_svc.errors import ConstraintLimitExceeded
 from runtime_svc.text.text_queue import TextQueue
@@ -37,12 +38,14 @@ class ConstrainedOutput:
     Attributes:
         mask: The tokens that may come next, as `NextTokens` has them; None while that is being found out.
         num_sent: Its tokens that the process has.
+        has_ended: Whether its sequence has ended, so that it needs no mask.
     """
 
     constraint: Constraint
     number: int
     mask: bytes | None
     num_sent: int = 0
+    has_ended: bool = False
 
 
 class ConstraintProcesses:
@@ -96,6 +99,7 @@ class ConstraintProcesses:
 
     def end(self, output: ConstrainedOutput) -> None:
         """Takes in that a sequence has ended."""
+        output.has_ended = True
         self._ended.append(output.number)
 
     async def follow(self, outputs: Sequence[tuple[ConstrainedOutput, Sequence[int]]]) -> list[KilnError | None]:
@@ -103,6 +107,13 @@ class ConstraintProcesses:
 
         A mask stays None without an error if it takes longer than others: then the caller asks again.
         """
+        # Those that end while they wait would stay in the process, which has heard of their end.
+        asked = [(output, tokens) for output, tokens in outputs if not output.has_ended]
+        errors = await self._follow(asked) if asked else []
+        found = dict(zip((output.number for output, _ in asked), errors, strict=True))
+        return [found.get(output.number) for output, _ in outputs]
+
+    async def _follow(self, outputs: Sequence[tuple[ConstrainedOutput, Sequence[int]]]) -> list[KilnError | None]:
         ended, self._ended = self._ended, []
         call = Follow(sequences=[_describe(output, tokens) for output, tokens in outputs], ended=ended)
         try:
@@ -110,7 +121,7 @@ class ConstraintProcesses:
             answer = await queue.run(None, call, Followed, _FOLLOWING)
         except KilnError as error:
             if len(outputs) == 1:
-                return [error]
+                return [_explain(error)]
             # Only the sequence that the process does not end with fails.
             return [(await self.follow([one]))[0] for one in outputs]
         errors: list[KilnError | None] = []
@@ -163,6 +174,10 @@ class _LateQueue:
 
     async def _start(self) -> None:
         self._queue = await self._open()
+
+
+def _explain(error: KilnError) -> KilnError:
+    return ConstraintLimitExceeded("constraint", error.limit) if isinstance(error, TextLimitExceeded) else error
 
 
 def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:

@@ -1,0 +1,63 @@
+"""What the process that follows sequences is asked, and what becomes of its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from execution.text.constraint import Constraint, NextTokens
+from execution.text.control import Follow, Followed, Load
+from execution.text.errors import TextLimitExceeded
+from execution.text.handle import TextLimits
+from runtime_svc.errors import ConstraintLimitExceeded
+from runtime_svc.text.constraints import ConstraintProcesses
+
+CONSTRAINT, MASK = Constraint(kind="regex", text="a*"), b"\1\0\0\0"
+
+
+class Process:
+    """Stands for the queue of the process; it does not end with the sequences of `hard`."""
+
+    def __init__(self) -> None:
+        self.calls: list[Follow] = []
+        self.hard: set[int] = set()
+
+    async def get(self) -> Process:
+        return self
+
+    async def run(self, _: None, call: Follow, *_args: object) -> Followed:
+        self.calls.append(call)
+        if any(one.number in self.hard for one in call.sequences):
+            raise TextLimitExceeded("finding tokens", "2 s of processor time")
+        return Followed(sequences=[NextTokens("KNOWN", MASK) for _ in call.sequences])
+
+
+def make() -> tuple[ConstraintProcesses, Process]:
+    nowhere: Any = None
+    processes, process = ConstraintProcesses("d", Load(tokenizer=""), nowhere, TextLimits()), Process()
+    processes._follower = process  # type: ignore[assignment]
+    return processes, process
+
+
+async def test_no_mask_is_asked_for_a_sequence_that_has_ended() -> None:
+    processes, process = make()
+    running, ended = (processes.begin(CONSTRAINT, MASK) for _ in range(2))
+    for output in (running, ended):
+        output.mask = None
+    processes.end(ended)
+    assert await processes.follow([(ended, [5]), (running, [5])]) == [None, None]
+    assert [(([one.number for one in call.sequences]), call.ended) for call in process.calls] == [
+        ([running.number], [ended.number])
+    ]
+    assert (running.mask, ended.mask) == (MASK, None)
+    assert await processes.follow([(ended, [5])]) == [None]
+    assert len(process.calls) == 1
+
+
+async def test_masks_that_take_too_long_end_their_sequence_by_name() -> None:
+    processes, process = make()
+    outputs = [processes.begin(CONSTRAINT, MASK) for _ in range(3)]
+    process.hard = {outputs[1].number}
+    errors = await processes.follow([(output, [5]) for output in outputs])
+    assert [type(error) for error in errors] == [type(None), ConstraintLimitExceeded, type(None)]
+    assert errors[1] is not None
+    assert errors[1].metadata["limit"] == "2 s of processor time"
