@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 from google.protobuf.descriptor import FieldDescriptor
@@ -58,6 +59,32 @@ def _option_of(name: str) -> Decorator:
     return click.option(f"--{single}", name, type=kind, multiple=True, callback=gather, help=help_text)
 
 
+def _read_schema(context: click.Context, parameter: click.Parameter, file: BinaryIO | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        text = file.read().decode()
+        json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise click.BadParameter(f"{file.name} is no JSON in UTF-8: {error}", context, parameter) from None
+    _take_constraint(context, parameter, text)
+    return text
+
+
+def _take_constraint(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Returns the value of an option, None if there is none; refuses a second constraint."""
+    if value in (None, ()):
+        return None
+    others = (name for name in _CONSTRAINTS if name != parameter.name)
+    given = [_CONSTRAINTS[name] for name in others if context.params.get(name) is not None]
+    if given:
+        raise click.UsageError(f"got {given[0]} and {parameter.opts[0]}; accepted: one constraint", context)
+    return value
+
+
+#: Options that constrain the answer, by the names of their parameters.
+_CONSTRAINTS: Final = {"json_schema": "--json-schema", "regex": "--regex", "choices": "--choice"}
+
 #: Named as the parameters of `AsyncRuntime.generate`.
 SAMPLING: Final[tuple[Decorator, ...]] = (
     click.option(
@@ -67,15 +94,15 @@ SAMPLING: Final[tuple[Decorator, ...]] = (
     click.option(
         "--json-schema",
         type=DOCUMENT,
-        callback=lambda _context, _parameter, file: None if file is None else file.read().decode(),
+        callback=_read_schema,
         help="Write JSON of this schema, a JSON file; `-` reads stdin.",
     ),
-    click.option("--regex", help="Write text that this regular expression matches."),
+    click.option("--regex", callback=_take_constraint, help="Write text that this regular expression matches."),
     click.option(
         "--choice",
         "choices",
         multiple=True,
-        callback=lambda _context, _parameter, texts: texts or None,
+        callback=_take_constraint,
         help="Write this text, or one of several; may be repeated.",
     ),
 )
