@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bundle.manifest import choose_template
-from execution.text.chat_template import ChatTemplate
+from execution.text.call_forms import CallForm, find_form
+from execution.text.chat_template import ChatTemplate, ChatTemplateError
 from execution.text.control import Load, SequenceTokens, TokenPiece
 from execution.text.detokenizer import Detokenizer
 from execution.text.matchers import Matchers
-from execution.text.prompt import ChatPrompt
+from execution.text.prompt import ChatMessage, ChatPrompt
 from execution.text.tokenizer import Tokenizer, read_special_tokens
 from execution.text.tools import parse_object
 
@@ -44,15 +47,26 @@ class BundleText:
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Returns the token ids of a chat that admission has checked. The template writes the special tokens."""
-        name = choose_template(self._chat_templates, prompt.template, has_tools=bool(prompt.tools_json))
-        assert name is not None, "a chat needs a template"
-        template = self._chat_templates[name]
-        text = template.render(
-            [message.for_template(takes_parts=template.takes_parts) for message in prompt.messages],
-            tools=[parse_object(tool) for tool in prompt.tools_json],
-            add_generation_prompt=prompt.add_generation_prompt,
-        )
+        tools = [parse_object(tool) for tool in prompt.tools_json]
+        text = self._render(prompt.template, prompt.messages, tools, prompt.add_generation_prompt)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def find_call_form(self, template: str) -> CallForm | None:
+        """Finds how a chat template writes calls of tools; None if in no form that is known, or if it refuses them."""
+        try:
+            return find_form(partial(self._render, template))
+        except ChatTemplateError:
+            return None
+
+    def _render(
+        self, name: str, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], opens_turn: bool
+    ) -> str:
+        """Renders a chat with the template of a name, or the one that transformers chooses if that is empty."""
+        chosen = choose_template(self._chat_templates, name, has_tools=bool(tools))
+        assert chosen is not None, "a chat needs a template"
+        template = self._chat_templates[chosen]
+        turns = [message.for_template(takes_parts=template.takes_parts) for message in messages]
+        return template.render(turns, tools=tools, add_generation_prompt=opens_turn)
 
     def detokenize(self, sequence: SequenceTokens) -> list[TokenPiece]:
         """Returns what the detokenizer of a sequence makes of its new tokens."""

@@ -7,14 +7,19 @@ from typing import Literal
 import msgspec
 
 #: Of a GenerateRequest's `constraint`, the field that is set.
-Kind = Literal["json_schema", "json_object", "regex", "grammar", "choices"]
+Kind = Literal["json_schema", "json_object", "regex", "grammar", "choices", "structural_tag"]
+
+
+class ConstraintRefused(ValueError):
+    """A constraint that is malformed, that no text matches, or that this code cannot keep exactly."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint as a client writes it.
 
     Attributes:
-        text: The JSON schema, the regular expression, or the grammar in Lark or EBNF; empty for other kinds.
+        text: The JSON schema, the regular expression, the grammar in Lark or EBNF, or the structural tag in JSON;
+            empty for other kinds.
         choices: The texts of which the sequence is one.
         json_whitespace: Whether JSON may have white space where JSON allows it; without, there is none.
     """

@@ -10,6 +10,7 @@ from typing import Final, Self
 import msgspec
 
 from bundle.manifest import Tokens
+from execution.text.call_forms import CallForm
 from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
 from execution.text.prompt import ChatPrompt
 from execution.text.token_table import TokenTable
@@ -73,6 +74,12 @@ class EncodeChat(_Message, frozen=True):
     """Render a chat and tokenize the text. The answer is `Encoded`."""
 
     prompt: ChatPrompt
+
+
+class FindCallForm(_Message, frozen=True):
+    """Find out how the chat template of a name writes calls of tools. The answer is `CallFormFound`."""
+
+    template: str
 
 
 class Decode(_Message, frozen=True):
@@ -154,6 +161,12 @@ class Encoded(_Message, frozen=True):
     token_ids: bytes
 
 
+class CallFormFound(_Message, frozen=True):
+    """The form; None if it is none of those that are known."""
+
+    form: CallForm | None
+
+
 class Decoded(_Message, frozen=True):
     """The text."""
 
@@ -189,8 +202,10 @@ class OutOfMemory(_Message, frozen=True):
     """The work needs more memory than the process may have."""
 
 
-Work = EncodeText | EncodeChat | Decode | DecodeStep | CompileConstraint | Follow
-Answer = Loaded | Unreadable | Encoded | Decoded | DecodedStep | Compiled | Followed | Refused | OutOfMemory
+Work = EncodeText | EncodeChat | FindCallForm | Decode | DecodeStep | CompileConstraint | Follow
+Answer = (
+    Loaded | Unreadable | Encoded | CallFormFound | Decoded | DecodedStep | Compiled | Followed | Refused | OutOfMemory
+)
 
 decode_load = msgspec.msgpack.Decoder(Load).decode
 decode_work: Callable[[bytes], Work] = msgspec.msgpack.Decoder(Work).decode

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
+from execution.text.constraint import ConstrainedSequence, Constraint, ConstraintRefused, NextTokens
+from execution.text.json_schemas import parse_schema, read_grammar, write_schema
+from execution.text.lark import quote
+from execution.text.structural_tags import write_structural_tag
 from execution.text.tokenizer import Tokenizer
+from execution.text.vocabulary import Vocabulary
 
 #: Grammars that stay built. Each takes some kilobytes, hostile ones some megabytes.
 MAX_GRAMMARS: Final = 64
@@ -22,6 +26,8 @@ _PATIENCE_S: Final = 0.002
 _BITS: Final = 32
 _EBNF_RULE: Final = "::="
 _MAX_REASON_CHARS: Final = 300
+#: Name of a grammar within another.
+_INNER: Final = "inner"
 #: Begins the reason of the library that nothing can follow.
 _DEAD_END: Final = "NoExtension"
 
@@ -31,15 +37,24 @@ _LIMITS: Final = LLParserLimits(
 )
 
 
-class ConstraintRefused(ValueError):
-    """A constraint that is malformed, that no text matches, or that this code cannot keep exactly."""
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """The beginning of every sequence with one constraint.
+
+    Attributes:
+        plain: What matches the text.
+        stripped: What matches the text behind what the decoder takes off; None if it takes nothing off.
+    """
+
+    plain: LLMatcher
+    stripped: LLMatcher | None
 
 
 @dataclass(slots=True)
 class _Follower:
-    """A sequence, as far as its tokens have come."""
+    """A sequence, as far as its tokens have come; it has a matcher from its first token on."""
 
-    grammar: Future[LLMatcher]
+    grammar: Future[_Grammar]
     matcher: LLMatcher | None = None
     num_tokens: int = 0
 
@@ -50,22 +65,22 @@ class Matchers:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
         """Takes a tokenizer, the size of the model's vocabulary, and the tokens that end a sequence, at least one.
 
-        Raises ValueError if the tokenizer's decoder is of another kind than those that can be followed.
+        Raises ValueError if what a token adds to a text depends on more than the token.
         """
-        size = max(vocab_size, tokenizer.num_ids)
-        self._tokenizer = LLTokenizer(tokenizer.to_json(), n_vocab=size, eos_token=list(eos))
-        self._mask_bytes = -(-vocab_size // _BITS) * (_BITS // 8)
+        self._vocabulary = Vocabulary(tokenizer, max(vocab_size, tokenizer.num_ids), eos)
+        self._num_bytes = -(-vocab_size // _BITS) * (_BITS // 8)
+        self._stripped = _make_mask(filter(self._vocabulary.strips, range(vocab_size)))
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._grammars = OrderedDict[Constraint, Future[LLMatcher]]()
+        self._grammars = OrderedDict[Constraint, Future[_Grammar]]()
         self._followers: dict[int, _Follower] = {}
 
     def compile(self, constraint: Constraint) -> bytes:
         """Returns the mask of the first token; raises ConstraintRefused. It may take for ever, and any memory."""
-        return self._mask(self._build(constraint))
+        return self._find_first(self._build(constraint))
 
     def follow(self, sequence: ConstrainedSequence) -> NextTokens:
         """Takes the newest tokens of a sequence."""
-        follower = self._followers.get(sequence.number)
+        follower, tokens = self._followers.get(sequence.number), sequence.token_ids
         if follower is None or sequence.start != follower.num_tokens:
             if sequence.constraint is None or sequence.start:
                 return NextTokens("UNKNOWN")
@@ -75,11 +90,17 @@ class Matchers:
             if not follower.grammar.done():
                 return NextTokens("BUILDING")
         try:
-            matcher = follower.matcher = follower.matcher or follower.grammar.result().deep_copy()
-            follower.num_tokens += len(sequence.token_ids)
+            if follower.matcher is None:
+                grammar = follower.grammar.result()
+                if not tokens:
+                    return NextTokens("KNOWN", self._find_first(grammar))
+                is_stripped = self._vocabulary.strips(tokens[0]) and grammar.stripped is not None
+                begin = grammar.stripped if is_stripped and grammar.stripped is not None else grammar.plain
+                follower.matcher = begin.deep_copy()
+            follower.num_tokens += len(tokens)
             # An error is a state of the object, and so of its next mask.
-            matcher.consume_tokens(sequence.token_ids)
-            return NextTokens("KNOWN", self._mask(matcher))
+            follower.matcher.consume_tokens(tokens)
+            return NextTokens("KNOWN", self._pack(self._mask(follower.matcher)))
         except ConstraintRefused as error:
             return NextTokens("FAILED", detail=str(error))
 
@@ -88,7 +109,7 @@ class Matchers:
         for number in numbers:
             self._followers.pop(number, None)
 
-    def _find(self, constraint: Constraint) -> Future[LLMatcher]:
+    def _find(self, constraint: Constraint) -> Future[_Grammar]:
         found = self._grammars.get(constraint)
         if found is None:
             found = self._grammars[constraint] = self._builder.submit(self._build, constraint)
@@ -97,68 +118,76 @@ class Matchers:
             self._grammars.popitem(last=False)
         return found
 
-    def _build(self, constraint: Constraint) -> LLMatcher:
+    def _build(self, constraint: Constraint) -> _Grammar:
         try:
-            grammar = write_grammar(constraint)
+            grammar = write_grammar(constraint, self._vocabulary.special_ids)
         except MemoryError:
             raise
         # What reads EBNF raises plain Exception.
         except Exception as error:
             raise ConstraintRefused(_shorten(str(error))) from error
+        stripped = self._vocabulary.stripped
+        return _Grammar(self._match([grammar]), self._match(_put_behind(stripped, grammar)) if stripped else None)
+
+    def _match(self, grammars: list[dict[str, Any]]) -> LLMatcher:
         # Its errors are states of the object. It leaves other threads the interpreter meanwhile.
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        written = json.dumps({"grammars": grammars})
+        matcher = LLMatcher(self._vocabulary.library, written, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise ConstraintRefused(_shorten(matcher.get_error()))
         return matcher
 
-    def _mask(self, matcher: LLMatcher) -> bytes:
+    def _find_first(self, grammar: _Grammar) -> bytes:
+        mask = self._mask(grammar.plain)
+        if grammar.stripped is not None:
+            mask = mask & ~self._stripped | self._mask(grammar.stripped)
+        return self._pack(mask)
+
+    def _mask(self, matcher: LLMatcher) -> int:
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             reason = matcher.get_error()
             raise ConstraintRefused("no text matches it" if _DEAD_END in reason else _shorten(reason))
-        mask = mask[: self._mask_bytes]
-        if mask.count(0) == len(mask):
+        return int.from_bytes(mask[: self._num_bytes], "little")
+
+    def _pack(self, mask: int) -> bytes:
+        if not mask:
             raise ConstraintRefused("the model has no token that may come next")
-        return mask
+        return mask.to_bytes(self._num_bytes, "little")
 
 
-def write_grammar(constraint: Constraint) -> str:
-    """Writes a constraint as the library reads it; raises ValueError if that shows that it is malformed."""
+def write_grammar(constraint: Constraint, special_ids: Mapping[str, int]) -> dict[str, Any]:
+    """Writes a constraint as the library reads one of several grammars.
+
+    `special_ids` are the tokens that are no text. Raises ValueError if that shows that the constraint is malformed.
+    """
+    has_whitespace = constraint.json_whitespace
     match constraint.kind:
         case "json_schema":
-            return _write_schema(_parse_schema(constraint.text), constraint)
+            return write_schema(parse_schema(constraint.text), has_whitespace=has_whitespace)
         case "json_object":
-            return _write_schema({"type": "object"}, constraint)
+            return write_schema({"type": "object"}, has_whitespace=has_whitespace)
         case "regex":
-            return LLMatcher.grammar_from_regex(constraint.text)
+            return read_grammar(LLMatcher.grammar_from_regex(constraint.text))
         case "grammar":
             is_ebnf = _EBNF_RULE in constraint.text
-            return LLMatcher.grammar_from_lark(gbnf_to_lark(constraint.text) if is_ebnf else constraint.text)
+            return {"lark_grammar": gbnf_to_lark(constraint.text) if is_ebnf else constraint.text}
         case "choices":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, constraint.choices)))
+            return {"lark_grammar": "start: " + " | ".join(map(quote, constraint.choices))}
+        case "structural_tag":
+            return {"lark_grammar": write_structural_tag(constraint.text, special_ids, has_whitespace=has_whitespace)}
 
 
-def _parse_schema(text: str) -> Mapping[str, Any]:
-    schema = json.loads(text)
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise ConstraintRefused("no value matches false" if schema is False else "a schema is an object")
-    return schema
+def _put_behind(text: str, grammar: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"lark_grammar": f"start: {quote(text)} @{_INNER}"}, {**grammar, "name": _INNER}]
 
 
-def _write_schema(schema: Mapping[str, Any], constraint: Constraint) -> str:
-    # What a schema says to the library itself, under `x-guidance`, must not loosen it.
-    return LLMatcher.grammar_from_json_schema(
-        dict(schema),
-        overrides={
-            "item_separator": ",",
-            "key_separator": ":",
-            "whitespace_flexible": constraint.json_whitespace,
-            "coerce_one_of": False,
-            "lenient": False,
-        },
-    )
+def _make_mask(token_ids: Iterable[int]) -> int:
+    mask = bytearray()
+    for token_id in token_ids:
+        mask += bytes(token_id // 8 + 1 - len(mask))
+        mask[token_id // 8] |= 1 << token_id % 8
+    return int.from_bytes(mask, "little")
 
 
 def _shorten(text: str) -> str:

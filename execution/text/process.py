@@ -19,6 +19,7 @@ from execution.text.bundle_text import BundleText
 from execution.text.chat_template import ChatTemplateError, ChatTemplateUnbounded
 from execution.text.control import (
     Answer,
+    CallFormFound,
     CompileConstraint,
     Compiled,
     Decode,
@@ -28,6 +29,7 @@ from execution.text.control import (
     EncodeChat,
     Encoded,
     EncodeText,
+    FindCallForm,
     Follow,
     Followed,
     Load,
@@ -104,10 +106,11 @@ def _do(text: BundleText, work: Work) -> Answer:
         case Follow(sequences=sequences, ended=ended) if text.matchers is not None:
             text.matchers.forget(ended)
             return Followed(sequences=[text.matchers.follow(one) for one in sequences])
-        case EncodeText(text=prompt):
-            return Encoded(token_ids=pack_ids(text.encode_text(prompt)))
-        case EncodeChat(prompt=chat):
-            return Encoded(token_ids=pack_ids(text.encode_chat(chat)))
+        case EncodeText() | EncodeChat():
+            ids = text.encode_text(work.text) if isinstance(work, EncodeText) else text.encode_chat(work.prompt)
+            return Encoded(token_ids=pack_ids(ids))
+        case FindCallForm(template=template):
+            return CallFormFound(form=text.find_call_form(template))
         case Decode(token_ids=packed, skip_special_tokens=skip):
             return Decoded(text=text.tokenizer.decode(unpack_ids(packed).tolist(), skip_special_tokens=skip))
         case DecodeStep(sequences=sequences):

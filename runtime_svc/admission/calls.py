@@ -13,12 +13,13 @@ from bundle.errors import FieldViolation
 from edge.request_id import REQUEST_ID, make_id_violation
 from execution.sampling_parameters import CHOSEN, MAX_TOKENS, PARAMETERS, Domain, Need, SamplingParams, is_close
 from execution.step import MAX_TOP_LOGPROBS
+from execution.text.call_forms import ToolChoice
 from execution.text.constraint import Constraint
 from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission.capabilities import Capabilities
 from runtime_svc.admission.chats import find_chat_violations, find_template_violations, find_unserved_parts
-from runtime_svc.admission.constraints import find_constraint_violations, find_unserved_constraint
 from runtime_svc.admission.limits import RequestLimits
+from runtime_svc.admission.output import find_output_violations, find_unserved_output
 from runtime_svc.admission.quotes import MAX_VIOLATIONS_PER_LIST, quote_value
 from runtime_svc.admission.sessions import SessionCall
 from runtime_svc.admission.stalls import StallCall
@@ -73,6 +74,7 @@ class GenerationCall:
     adapter: str = ""
     num_sequences: int = 1
     constraint: Constraint | None = None
+    tool_choice: ToolChoice | None = None
     #: Values of the fields in UNSERVED that the client set.
     unserved: Mapping[str, object] = field(default_factory=dict)
 
@@ -93,7 +95,9 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
         *_output_violations(call, capabilities),
         *_salt_violations(call.cache_salt),
         *_sequence_violations(call, capabilities),
-        *_constraint_violations(call),
+        *find_output_violations(
+            call.constraint, call.tool_choice, call.prompt, call.sampling, ignore_eos=call.ignore_eos
+        ),
         *([] if call.session is None else call.session.find_violations(capabilities.session_limits)),
     ]
     if invalid:
@@ -329,11 +333,6 @@ def _sequence_violations(call: GenerationCall, capabilities: Capabilities) -> It
         yield FieldViolation("num_sequences", str(count), accepted)
 
 
-def _constraint_violations(call: GenerationCall) -> Iterator[FieldViolation]:
-    if call.constraint is not None:
-        yield from find_constraint_violations(call.constraint, call.sampling, ignore_eos=call.ignore_eos)
-
-
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     no_logits = "the bundle outputs no logits; compile it with neuron_config.output_logits: true"
     for path, value in call.unserved.items():
@@ -354,10 +353,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
         yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
-    if call.constraint is not None and not capabilities.constraints:
-        yield from find_unserved_constraint(
-            call.constraint, has_text=capabilities.text, has_ends=bool(capabilities.eos_token_ids)
-        )
+    yield from find_unserved_output(call.constraint, call.tool_choice, capabilities)
     yield from _unserved_sampling(call.sampling, capabilities)
 
 

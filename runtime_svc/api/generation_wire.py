@@ -15,6 +15,7 @@ from bundle.errors import KilnError
 from edge.access.principal import ANONYMOUS, Principal
 from edge.status import status_from_error
 from execution.sampling_parameters import PARAMETERS, SamplingParams
+from execution.text.call_forms import MODES, ToolChoice
 from execution.text.constraint import Constraint
 from execution.text.prompt import (
     ChatMessage,
@@ -44,6 +45,9 @@ _FINISH_REASONS = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}")
 _STALL_ACTIONS = {pb.StallPolicy.Action.Value(f"ACTION_{action.name}"): action for action in StallAction} | {
     pb.StallPolicy.ACTION_UNSPECIFIED: StallAction.ABORT
 }
+_CHOICE_MODES = {pb.ToolChoice.Mode.Value(f"MODE_{mode}"): mode for mode in MODES} | {
+    pb.ToolChoice.MODE_UNSPECIFIED: "AUTO"
+}
 
 
 def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS) -> GenerationCall:
@@ -69,6 +73,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         adapter=request.adapter,
         num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
         constraint=_constraint_from_pb(request.constraint) if request.HasField("constraint") else None,
+        tool_choice=_tool_choice_from_pb(request.tool_choice) if request.HasField("tool_choice") else None,
         unserved=dict(_find_unserved(request)),
     )
 
@@ -200,6 +205,14 @@ def _constraint_from_pb(constraint: pb.OutputConstraint) -> Constraint:
         text=text if isinstance(text, str) else "",
         choices=tuple(islice(constraint.choices.texts, MAX_CHOICES + 1)),
         json_whitespace=constraint.json_whitespace,
+    )
+
+
+def _tool_choice_from_pb(choice: pb.ToolChoice) -> ToolChoice:
+    return ToolChoice(
+        mode=_CHOICE_MODES.get(choice.mode, str(choice.mode)),
+        function=choice.function if choice.HasField("function") else None,
+        parallel_calls=not choice.HasField("parallel_calls") or choice.parallel_calls,
     )
 
 

@@ -24,8 +24,8 @@ from runtime_svc.admission.calls import (
     prompt_field,
 )
 from runtime_svc.admission.capabilities import Capabilities
-from runtime_svc.admission.constraints import compile_constraint
 from runtime_svc.admission.limits import RequestLimits
+from runtime_svc.admission.output import compile_output
 from runtime_svc.admission.quotes import MAX_QUOTED_CHARS
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
@@ -312,7 +312,7 @@ class Deployment:
         await serving.workers.run_if_large(size, check_call, call, serving.capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
-        mask = None if call.constraint is None else await compile_constraint(call.constraint, serving.text)
+        constraint, mask = await compile_output(call.constraint, call.tool_choice, call.prompt, serving.text)
         token_ids = await self.encode(call.prompt)
         requests = admit(call, token_ids, serving.capabilities, now_s=now_s)
         if call.adapter:
@@ -326,7 +326,7 @@ class Deployment:
             adapter = self.find_adapter(call.caller, call.adapter, serving.engine)
             for request in requests:
                 request.adapter = adapter
-                request.constrained = serving.text.constrain(call.constraint, mask)
+                request.constrained = serving.text.constrain(constraint, mask)
             texts = [serving.text.sequence_text(call.stop_strings) for _ in requests]
             stream = serving.engine.submit(requests, texts, deadline_s=deadline_s)
         except BaseException:

@@ -9,8 +9,10 @@ from typing import Final
 
 from bundle.errors import KilnError
 from execution.forkserver.client import ForkserverClient
+from execution.text.call_forms import CallForm
 from execution.text.constraint import Constraint
 from execution.text.control import (
+    CallFormFound,
     Decode,
     Decoded,
     DecodedStep,
@@ -18,6 +20,7 @@ from execution.text.control import (
     EncodeChat,
     Encoded,
     EncodeText,
+    FindCallForm,
     Load,
     Loaded,
     SequenceTokens,
@@ -27,6 +30,7 @@ from execution.text.control import (
 )
 from execution.text.decoder import TokenDecoder
 from execution.text.detokenizer import Detokenizer
+from execution.text.errors import TextInvalid
 from execution.text.handle import TextLimits, TextProcess
 from execution.text.prompt import Prompt, TextPrompt, TokenPrompt, prompt_size
 from execution.text.token_table import make_decoder
@@ -34,6 +38,7 @@ from runtime_svc.text.constraints import ConstrainedOutput, ConstraintProcesses
 from runtime_svc.text.text_queue import TextQueue, TextWorkers
 
 _ENCODING: Final = "making tokens of the prompt"
+_PROBING: Final = "finding out how the chat template writes calls of tools"
 _DECODING: Final = "making text of tokens"
 
 
@@ -58,6 +63,8 @@ class TextCodec:
         self._decoder = None if loaded is None or loaded.table is None else make_decoder(loaded.table)
         self._texts = () if loaded is None else tuple(loaded.texts)
         self._added = ([], []) if loaded is None else loaded.added
+        # By the name of the chat template.
+        self._call_forms: dict[str, CallForm | None] = {}
         #: The longest text of one token, in UTF-8; 0 without a tokenizer.
         self.max_token_bytes = 0 if loaded is None else loaded.max_token_bytes
 
@@ -105,9 +112,19 @@ class TextCodec:
         answer = await self._queue.run(prompt_size(prompt), call, Encoded, _ENCODING)
         return unpack_ids(answer.token_ids)
 
+    async def find_call_form(self, template: str) -> CallForm | None:
+        """Finds how the chat template of a name that admission has checked writes calls; None if in no known form."""
+        assert self._queue is not None, "there is a template"
+        if template not in self._call_forms:
+            call = FindCallForm(template=template)
+            self._call_forms[template] = (await self._queue.run(0, call, CallFormFound, _PROBING)).form
+        return self._call_forms[template]
+
     async def compile(self, constraint: Constraint) -> bytes:
-        """Returns the mask of the first token."""
+        """Returns the mask of the first token; raises TextInvalid if a token's text depends on those beside it."""
         assert self.constraints is not None, "there is a tokenizer"
+        if self._decoder is None:
+            raise TextInvalid("tokenizer", "the text of its tokens depends on the tokens beside them")
         return await self.constraints.compile(constraint)
 
     def constrain(self, constraint: Constraint | None, mask: bytes | None) -> ConstrainedOutput | None:

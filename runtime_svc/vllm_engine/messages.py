@@ -35,6 +35,7 @@ _CONSTRAINTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "regex": "regex",
         "grammar": "grammar",
         "choice": "choices",
+        "structural_tag": "structural_tag",
     }
 )
 
@@ -293,7 +294,7 @@ def _prompt_from_pb(request: pb.GenerateRequest) -> Prompt:
 
 def _constraint_from_pb(params: pb.SamplingParams) -> Constraint | None:
     name = params.WhichOneof("constraint")
-    # The API's structural tags are refused before, and `json_object` False is none.
+    # `json_object` False is none.
     if name not in _CONSTRAINTS or getattr(params, name) is False:
         return None
     value = getattr(params, name)

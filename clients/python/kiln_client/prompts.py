@@ -18,6 +18,7 @@ from kiln.runtime.v1.generation_pb2 import (
     StallPolicy,
     StopConditions,
     TokenIds,
+    ToolChoice,
 )
 
 from kiln_client.enums import enum_number
@@ -79,7 +80,7 @@ class GenerateOptions(TypedDict, total=False):
     """The first tokens of the output."""
     json_schema: Mapping[str, Any] | str
     """Schema of the JSON that the output is, as a mapping or as text. At most one of this, `json_object`, `regex`,
-    `grammar` and `choices`, and only where the deployment's `constraints` is true."""
+    `grammar`, `choices` and `structural_tag`, and only where the deployment's `constraints` is true."""
     json_object: bool
     """The output is a JSON object."""
     json_whitespace: bool
@@ -90,6 +91,14 @@ class GenerateOptions(TypedDict, total=False):
     """Context-free grammar of the output, in EBNF or in Lark."""
     choices: Sequence[str]
     """The output is one of these texts."""
+    structural_tag: Mapping[str, Any] | str
+    """Structural tag that the output matches, as xgrammar defines it, as a mapping or as text."""
+    tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any]
+    """Calls of the chat's tools that the output has, each kept to the tool's parameters: text and calls, no call, calls
+    alone, or one call of a function, which OpenAI's clients name by `{"function": {"name": …}}`. Only where the
+    deployment's `constraints` is true. Default: what the model writes."""
+    parallel_tool_calls: bool
+    """Whether there may be several calls, beside `tool_choice`. Default true."""
     num_sequences: int
     """Sequences to generate for the prompt, at most the deployment's `max_num_sequences`. Each has a seed of its own:
     `seed` plus its index. Default 1."""
@@ -210,7 +219,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
     """Makes the request for one generation. An option that is left out stays unset, which is not the same as zero.
 
     Raises:
-        ValueError: `stall_action` is none, or there are several constraints.
+        ValueError: `stall_action` or `tool_choice` is none, or there are several constraints.
         TypeError: There is no such option.
     """
     check_options(options, GenerateOptions, "timeout_s")
@@ -236,6 +245,8 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
     )
     if (constraint := _constraint(options)) is not None:
         request.constraint.CopyFrom(constraint)
+    if (tool_choice := _tool_choice(options)) is not None:
+        request.tool_choice.CopyFrom(tool_choice)
     if (steps := options.get("capture_inputs")) is not None:
         request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))
     if (action := options.get("stall_action")) is not None:
@@ -262,6 +273,20 @@ def _constraint(options: Mapping[str, Any]) -> OutputConstraint | None:
         raise ValueError(f"got {' and '.join(given)}; accepted: one constraint")
     if "choices" in given:
         return OutputConstraint(choices=Choices(texts=given["choices"]))
-    if isinstance(schema := given.get("json_schema"), Mapping):
-        given["json_schema"] = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            given[name] = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return OutputConstraint(**given, json_whitespace=options.get("json_whitespace", False)) if given else None
+
+
+def _tool_choice(options: Mapping[str, Any]) -> ToolChoice | None:
+    """Makes the choice of tools that the options ask for; None if they ask for none."""
+    choice, parallel_calls = options.get("tool_choice"), options.get("parallel_tool_calls")
+    if choice is None and parallel_calls is None:
+        return None
+    message = ToolChoice(parallel_calls=parallel_calls)
+    if isinstance(choice, Mapping):
+        message.function = choice["function"]["name"]
+    elif choice is not None:
+        message.mode = ToolChoice.Mode.ValueType(enum_number(ToolChoice.Mode.DESCRIPTOR, choice))
+    return message

@@ -17,6 +17,8 @@ import {
   StallPolicy_ActionSchema,
   StallPolicySchema,
   TokenIdsSchema,
+  ToolChoice_ModeSchema,
+  ToolChoiceSchema,
 } from "./gen/kiln/runtime/v1/generation_pb.js";
 
 /** Text, token ids, or a conversation made by `chat`. */
@@ -66,7 +68,11 @@ export type Constraint =
   | { readonly jsonObject: true; readonly jsonWhitespace?: boolean }
   | { readonly regex: string }
   | { readonly grammar: string }
-  | { readonly choices: readonly string[] };
+  | { readonly choices: readonly string[] }
+  | { readonly structuralTag: object | string; readonly jsonWhitespace?: boolean };
+
+/** Text and calls, no call, calls alone, or one call of a function. */
+export type ToolChoiceName = "auto" | "none" | "required" | { readonly function: string };
 
 /** Options of a generation; what is left out takes the server's default, which its Accepted event reports. */
 export interface GenerateOptions extends CallOptions {
@@ -106,10 +112,17 @@ export interface GenerateOptions extends CallOptions {
   /** The first tokens of the output. */
   readonly forcedTokenIds?: readonly number[];
   /**
-   * What the output must match: JSON of a schema, any JSON object, a regular expression, a grammar in EBNF or Lark, or
-   * one of some texts. Only where the deployment's `constraints` is true.
+   * What the output must match: JSON of a schema, any JSON object, a regular expression, a grammar in EBNF or Lark,
+   * one of some texts, or a structural tag. Only where the deployment's `constraints` is true.
    */
   readonly constraint?: Constraint;
+  /**
+   * Calls of the chat's tools that the output has, each kept to the tool's parameters. Only where the deployment's
+   * `constraints` is true. Default: what the model writes.
+   */
+  readonly toolChoice?: ToolChoiceName;
+  /** Whether there may be several calls, beside `toolChoice`. Default true. */
+  readonly parallelToolCalls?: boolean;
   /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
   readonly seed?: number | bigint;
   /**
@@ -158,7 +171,7 @@ export function chat(turns: readonly ChatTurn[], options: ChatOptions = {}): Cha
  * Makes the request of one generation. An option left out stays unset: unset is not zero.
  *
  * @throws KilnError - Reason REQUEST_INVALID, `seed` is no whole number that JavaScript holds exactly.
- * @throws TypeError - `stallAction` is none.
+ * @throws TypeError - `stallAction` or `toolChoice` is none.
  */
 export function generateRequest(deploymentId: string, prompt: Prompt, options: GenerateOptions = {}): GenerateRequest {
   return create(GenerateRequestSchema, {
@@ -191,6 +204,7 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       ignoreEos: options.ignoreEos,
     },
     constraint: options.constraint && constraintOf(options.constraint),
+    toolChoice: toolChoiceOf(options),
     output: {
       logprobs: options.logprobs,
       promptLogprobs: options.promptLogprobs,
@@ -207,6 +221,10 @@ function constraintOf(constraint: Constraint): OutputConstraint {
     const value = jsonOf(constraint.jsonSchema);
     return create(OutputConstraintSchema, { constraint: { case: "jsonSchema", value }, jsonWhitespace });
   }
+  if ("structuralTag" in constraint) {
+    const value = jsonOf(constraint.structuralTag);
+    return create(OutputConstraintSchema, { constraint: { case: "structuralTag", value }, jsonWhitespace });
+  }
   if ("choices" in constraint) {
     const value = create(ChoicesSchema, { texts: [...constraint.choices] });
     return create(OutputConstraintSchema, { constraint: { case: "choices", value } });
@@ -218,6 +236,17 @@ function constraintOf(constraint: Constraint): OutputConstraint {
     return create(OutputConstraintSchema, { constraint: { case: "grammar", value: constraint.grammar } });
   }
   return create(OutputConstraintSchema, { constraint: { case: "jsonObject", value: true }, jsonWhitespace });
+}
+
+function toolChoiceOf({ toolChoice, parallelToolCalls }: GenerateOptions): GenerateRequest["toolChoice"] {
+  if (toolChoice === undefined && parallelToolCalls === undefined) {
+    return undefined;
+  }
+  const choice =
+    typeof toolChoice === "object"
+      ? { case: "function" as const, value: toolChoice.function }
+      : { case: "mode" as const, value: enumNumber(ToolChoice_ModeSchema, toolChoice) };
+  return create(ToolChoiceSchema, { choice, parallelCalls: parallelToolCalls });
 }
 
 function stallPolicyOf({ stallAction, stallTimeoutMs }: GenerateOptions): GenerateRequest["stallPolicy"] {

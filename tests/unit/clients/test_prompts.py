@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from kiln.runtime.v1.generation_pb2 import StallPolicy
+from kiln.runtime.v1.generation_pb2 import StallPolicy, ToolChoice
 from kiln_client import Runtime, chat, errors
 from kiln_client.prompts import chat_from_document, generate_request
 from openai.types.chat import ChatCompletionMessage
@@ -58,8 +58,22 @@ def test_one_constraint_is_sent() -> None:
     assert generate_request("demo", "Once", regex="a+").constraint.regex == "a+"
     assert generate_request("demo", "Once", grammar="start: A").constraint.grammar == "start: A"
     assert generate_request("demo", "Once", choices=["a", "b"]).constraint.choices.texts == ["a", "b"]
+    tag = generate_request("demo", "Once", structural_tag={"format": {"type": "any_text"}}).constraint
+    assert tag.structural_tag == '{"format": {"type": "any_text"}}'
     with pytest.raises(ValueError, match="got json_schema and regex; accepted: one constraint"):
         generate_request("demo", "Once", json_schema="{}", regex="a")
+
+
+def test_choice_of_tools() -> None:
+    assert not generate_request("demo", "Once").HasField("tool_choice")
+    required = generate_request("demo", "Once", tool_choice="required").tool_choice
+    assert (required.mode, required.HasField("parallel_calls")) == (ToolChoice.MODE_REQUIRED, False)
+    named = generate_request("demo", "Once", tool_choice={"type": "function", "function": {"name": "find"}}).tool_choice
+    assert (named.WhichOneof("choice"), named.function) == ("function", "find")
+    alone = generate_request("demo", "Once", parallel_tool_calls=False).tool_choice
+    assert (alone.WhichOneof("choice"), alone.HasField("parallel_calls"), alone.parallel_calls) == (None, True, False)
+    with pytest.raises(ValueError, match="Mode: got 'any'; accepted: auto, none, required"):
+        generate_request("demo", "Once", tool_choice="any")  # type: ignore[arg-type]
 
 
 def test_stall_policy() -> None:

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { it } from "node:test";
 import { fromBinary, toBinary } from "@bufbuild/protobuf";
 import { chat, type GenerateOptions, generateRequest, KilnError, type Prompt } from "kiln-client";
-import { GenerateRequestSchema, StallPolicy_Action } from "kiln-client/messages";
+import { GenerateRequestSchema, StallPolicy_Action, ToolChoice_Mode } from "kiln-client/messages";
 
 function sent(prompt: Prompt, options: GenerateOptions = {}) {
   return fromBinary(GenerateRequestSchema, toBinary(GenerateRequestSchema, generateRequest("d", prompt, options)));
@@ -106,6 +106,17 @@ it("keeps every bit of a seed", () => {
   }
 });
 
+it("sends which tools the output calls", () => {
+  assert.equal(sent("hi").toolChoice, undefined);
+  const required = sent("hi", { toolChoice: "required", parallelToolCalls: false }).toolChoice;
+  assert.deepEqual(required?.choice, { case: "mode", value: ToolChoice_Mode.REQUIRED });
+  assert.equal(required?.parallelCalls, false);
+  const named = sent("hi", { toolChoice: { function: "find" } }).toolChoice;
+  assert.deepEqual(named?.choice, { case: "function", value: "find" });
+  assert.equal(named?.parallelCalls, undefined);
+  assert.throws(() => sent("hi", { toolChoice: "any" as "auto" }), TypeError);
+});
+
 it("sends what the output must match", () => {
   assert.equal(sent("hi").constraint, undefined);
   const schema = { type: "object" };
@@ -116,6 +127,7 @@ it("sends what the output must match", () => {
     [{ jsonObject: true }, "jsonObject", true],
     [{ regex: "a+" }, "regex", "a+"],
     [{ grammar: "start: NAME" }, "grammar", "start: NAME"],
+    [{ structuralTag: { format: { type: "any_text" } } }, "structuralTag", '{"format":{"type":"any_text"}}'],
   ];
   for (const [constraint, kind, value] of kinds) {
     assert.deepEqual(sent("hi", { constraint }).constraint?.constraint, { case: kind, value });

@@ -107,6 +107,7 @@ class GenerateRequest(_message.Message):
     STALL_POLICY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SESSION_TTL_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment to use. Required."""
     request_id: _builtins.str
@@ -171,6 +172,14 @@ class GenerateRequest(_message.Message):
     def session_ttl(self) -> _duration_pb2.Duration:
         """How long the session is kept after the request: from one second to the server's bound. Default: the server's time."""
 
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice:
+        """Calls of the tools in `chat.tools_json` that the output has; each call is kept to the tool's parameters. Not with
+        `constraint`, `stop.ignore_eos` or `sampling.forced_token_ids`. Only where `Capabilities.constraints` is true and the
+        chat template writes calls in a form that the server knows: Hermes's, Mistral's or Llama 3's in JSON. Unset: what
+        the model writes.
+        """
+
     def __init__(
         self,
         *,
@@ -190,10 +199,11 @@ class GenerateRequest(_message.Message):
         stall_policy: Global___StallPolicy | None = ...,
         cache_salt: _builtins.str = ...,
         session_ttl: _duration_pb2.Duration | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "session_ttl", b"session_ttl", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "session_ttl", b"session_ttl", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "session_ttl", b"session_ttl", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "session_ttl", b"session_ttl", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_sequences: _TypeAlias = _typing.Literal["num_sequences"]  # noqa: Y015
     _WhichOneofArgType__num_sequences: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences"]  # noqa: Y015
@@ -209,6 +219,70 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    """ToolChoice says which tools the output calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Mode:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ToolChoice._Mode.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        MODE_UNSPECIFIED: ToolChoice._Mode.ValueType  # 0
+        """AUTO."""
+        MODE_AUTO: ToolChoice._Mode.ValueType  # 1
+        """Text, and calls."""
+        MODE_NONE: ToolChoice._Mode.ValueType  # 2
+        """No call."""
+        MODE_REQUIRED: ToolChoice._Mode.ValueType  # 3
+        """Calls alone, at least one."""
+
+    class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
+        """Whether the output has calls."""
+
+    MODE_UNSPECIFIED: ToolChoice.Mode.ValueType  # 0
+    """AUTO."""
+    MODE_AUTO: ToolChoice.Mode.ValueType  # 1
+    """Text, and calls."""
+    MODE_NONE: ToolChoice.Mode.ValueType  # 2
+    """No call."""
+    MODE_REQUIRED: ToolChoice.Mode.ValueType  # 3
+    """Calls alone, at least one."""
+
+    MODE_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    PARALLEL_CALLS_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolChoice.Mode.ValueType
+    """Whether the output has calls."""
+    function: _builtins.str
+    """Name of a function, which the output calls once, without text."""
+    parallel_calls: _builtins.bool
+    """There may be several calls. Default true; Llama 3's form has one call."""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolChoice.Mode.ValueType = ...,
+        function: _builtins.str = ...,
+        parallel_calls: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_calls", b"_parallel_calls", "choice", b"choice", "function", b"function", "mode", b"mode", "parallel_calls", b"parallel_calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_calls", b"_parallel_calls", "choice", b"choice", "function", b"function", "mode", b"mode", "parallel_calls", b"parallel_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_calls: _TypeAlias = _typing.Literal["parallel_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_calls: _TypeAlias = _typing.Literal["_parallel_calls", b"_parallel_calls"]  # noqa: Y015
+    _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["mode", "function"]  # noqa: Y015
+    _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_calls) -> _WhichOneofReturnType__parallel_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_choice) -> _WhichOneofReturnType_choice | None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
 class StallPolicy(_message.Message):
@@ -286,6 +360,7 @@ class OutputConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     JSON_WHITESPACE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """JSON schema, as JSON text. A keyword that cannot be kept exactly is refused, and so is a schema without a value."""
@@ -295,6 +370,10 @@ class OutputConstraint(_message.Message):
     """Regular expression that the whole text matches: that of Rust, without look-around and references."""
     grammar: _builtins.str
     """Context-free grammar: in EBNF with rules like `root ::= "yes" | "no"`, or else in Lark with the rule `start`."""
+    structural_tag: _builtins.str
+    """Structural tag in JSON, as xgrammar and vLLM's API define it: `{"format": …}`, or the older form with `structures`
+    and `triggers`. JSON in it has a space behind each comma and colon. What cannot be kept is refused by name.
+    """
     json_whitespace: _builtins.bool
     """JSON may have white space where JSON allows it, without bound. Default false: it has none."""
     @_builtins.property
@@ -309,13 +388,14 @@ class OutputConstraint(_message.Message):
         regex: _builtins.str = ...,
         grammar: _builtins.str = ...,
         choices: Global___Choices | None = ...,
+        structural_tag: _builtins.str = ...,
         json_whitespace: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "json_whitespace", b"json_whitespace", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "json_whitespace", b"json_whitespace", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "grammar", "choices"]  # noqa: Y015
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "grammar", "choices", "structural_tag"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from kiln.runtime.v1 import runtime_pb2
+from kiln.runtime.v1.generation_pb2 import ToolChoice
 from kiln_client import AsyncRuntime, __version__
 from kiln_client.cli.main import kiln as kiln_command
 
@@ -123,6 +124,31 @@ def test_a_constraint_is_sent(server: ScriptedServer, kiln: Kiln, tmp_path: Path
     schema, regex, choices, none = [request.constraint for request in server.requests["Generate"]]
     assert (schema.json_schema, regex.regex, list(choices.choices.texts)) == ('{"type": "null"}', "a+", ["yes", "no"])
     assert none.WhichOneof("constraint") is None
+
+
+def test_a_constraint_that_cannot_be_one_is_refused(kiln: Kiln, tmp_path: Path) -> None:
+    schema, latin, broken = (tmp_path / name for name in ("schema.json", "latin.json", "broken.json"))
+    schema.write_text("{}")
+    latin.write_bytes('{"title": "é"}'.encode("latin-1"))
+    broken.write_text("{")
+    for words, reason in (
+        (("--json-schema", latin), f"Invalid value for '--json-schema': {latin} is no JSON in UTF-8"),
+        (("--json-schema", broken), f"Invalid value for '--json-schema': {broken} is no JSON in UTF-8"),
+        (("--json-schema", schema, "--regex", "a+"), "got --json-schema and --regex; accepted: one constraint"),
+        (("--choice", "yes", "--regex", "a+"), "got --choice and --regex; accepted: one constraint"),
+    ):
+        outcome = kiln("generate", "--deployment", "demo", "--prompt", "x", *words)
+        assert outcome.exit_code == 2
+        assert reason in " ".join(outcome.err.split())
+
+
+def test_a_choice_of_tools_is_sent(server: ScriptedServer, kiln: Kiln) -> None:
+    for words in (("--tool-choice", "required"), ("--tool-choice", "find"), ()):
+        server.script("Generate", samples.generation())
+        assert kiln("generate", "--deployment", "demo", "--prompt", "x", *words).exit_code == 0
+    required, named, none = server.requests["Generate"]
+    assert (required.tool_choice.mode, named.tool_choice.function) == (ToolChoice.MODE_REQUIRED, "find")
+    assert not none.HasField("tool_choice")
 
 
 def test_a_timeout_is_the_deadline(server: ScriptedServer, kiln: Kiln) -> None:

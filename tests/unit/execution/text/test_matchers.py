@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from functools import cache
 
 import jsonschema
-import numpy as np
 import pytest
 
-from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
-from execution.text.matchers import ConstraintRefused, Matchers
+from execution.text.constraint import Constraint, ConstraintRefused, NextTokens
+from execution.text.matchers import Matchers
 from execution.text.tokenizer import Tokenizer
 from tests.constraints.schemas import CHOSEN, Case, generate
+from tests.constraints.writer import Writer
 from tests.repository import ROOT
 
 TOKENIZER = Tokenizer(ROOT / "examples/models/kiln-tiny/tokenizer.json")
@@ -22,34 +21,16 @@ VOCAB_SIZE, EOS = 2048, (2, 3)
 
 
 @cache
-def matchers() -> Matchers:
-    return Matchers(TOKENIZER, VOCAB_SIZE, EOS)
-
-
-def allowed(mask: bytes) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-    return np.flatnonzero(bits[:VOCAB_SIZE]).tolist()
+def writer() -> Writer:
+    return Writer(TOKENIZER, VOCAB_SIZE, EOS)
 
 
 def follow(number: int, start: int, tokens: list[int], constraint: Constraint | None = None) -> NextTokens:
-    """What may come next; waits for the grammar."""
-    while (found := matchers().follow(ConstrainedSequence(number, start, tokens, constraint))).state == "BUILDING":
-        pass
-    return found
+    return writer().follow(number, start, tokens, constraint)
 
 
-def write(constraint: Constraint, seed: int, max_tokens: int) -> tuple[str, bool]:
-    """Draws one allowed token after the other; returns the text, and whether it has ended."""
-    drawn, tokens = random.Random(seed), list[int]()
-    found = follow(seed, 0, [], constraint)
-    for _ in range(max_tokens):
-        assert found.state == "KNOWN", found
-        token = drawn.choice(allowed(found.mask))
-        if token in EOS:
-            return TOKENIZER.decode(tokens, skip_special_tokens=False), True
-        tokens.append(token)
-        found = follow(seed, len(tokens) - 1, [token])
-    return TOKENIZER.decode(tokens, skip_special_tokens=False), False
+def allowed(mask: bytes) -> list[int]:
+    return writer().allowed(mask)
 
 
 def count_ends(cases: list[Case]) -> int:
@@ -58,11 +39,10 @@ def count_ends(cases: list[Case]) -> int:
     for seed, case in enumerate(cases):
         shortest = TOKENIZER.encode(case.shortest_text, add_special_tokens=False)
         jsonschema.validate(case.shortest, case.schema)
-        text, has_ended = write(Constraint(kind="json_schema", text=case.text), seed, 8 * (len(shortest) + 1))
-        if has_ended:
+        text = writer().write(Constraint(kind="json_schema", text=case.text), seed, 8 * (len(shortest) + 1))
+        if text is not None:
             jsonschema.validate(json.loads(text), case.schema)
-        num_ended += has_ended
-    matchers().forget(range(len(cases)))
+            num_ended += 1
     return num_ended
 
 
@@ -83,7 +63,7 @@ def test_the_shortest_value_is_let_through(case: Case) -> None:
         assert token in allowed(found.mask), (case, tokens[:index])
         found = follow(-1, index, [token])
     assert EOS[0] in allowed(found.mask)
-    matchers().forget([-1])
+    writer().matchers.forget([-1])
 
 
 @pytest.mark.parametrize(
@@ -98,8 +78,8 @@ def test_the_shortest_value_is_let_through(case: Case) -> None:
 )
 def test_other_kinds_are_kept(constraint: Constraint, expected: str | None) -> None:
     for seed in range(20):
-        text, has_ended = write(constraint, 1000 + seed, 60)
-        assert has_ended
+        text = writer().write(constraint, 1000 + seed, 60)
+        assert text is not None
         assert text in constraint.choices if expected is None else re.fullmatch(expected, text)
 
 
@@ -131,7 +111,7 @@ def test_json_has_white_space_only_if_it_may() -> None:
 )
 def test_what_cannot_be_kept_is_refused(constraint: Constraint, reason: str) -> None:
     with pytest.raises(ConstraintRefused, match=reason):
-        matchers().compile(constraint)
+        writer().matchers.compile(constraint)
 
 
 def test_a_sequence_is_followed_from_its_first_token_on() -> None:
@@ -142,7 +122,7 @@ def test_a_sequence_is_followed_from_its_first_token_on() -> None:
     assert follow(3000, 1, b).state == "UNKNOWN", "tokens are missing between those that it has and these"
     assert follow(3001, 0, [*a, *b], constraint).mask == mask
     assert follow(3001, 2, a).state == "FAILED"
-    matchers().forget([3001])
+    writer().matchers.forget([3001])
     assert follow(3001, 3, []).state == "UNKNOWN"
 
 

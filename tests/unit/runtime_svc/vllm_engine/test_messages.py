@@ -74,12 +74,12 @@ def test_a_neutral_value_is_as_good_as_none(path: str) -> None:
 
 def test_every_field_that_is_not_served_is_named_at_once() -> None:
     request = with_field("sampling_params.truncate_prompt_tokens", value=2)
-    request.sampling_params.structural_tag = "{}"
+    request.data_parallel_rank = 3
     with pytest.raises(FeatureNotServed) as caught:
         check_served(request)
     assert {one.field: (one.value, one.accepted) for one in caught.value.violations} == {
         "sampling_params.truncate_prompt_tokens": ("2", "unset: this server does not serve it"),
-        "sampling_params.structural_tag": ("set", "unset: this server does not serve it"),
+        "data_parallel_rank": ("3", "unset or 0: this server does not serve it"),
     }
 
 
@@ -185,6 +185,7 @@ def test_a_prompt_that_is_too_long_is_named_too() -> None:
         ("json_object", False, None),
         ("regex", "a+", Constraint(kind="regex", text="a+")),
         ("grammar", "start: A", Constraint(kind="grammar", text="start: A")),
+        ("structural_tag", "{}", Constraint(kind="structural_tag", text="{}")),
         ("choice", pb.ChoiceConstraint(choices=["a", "b"]), Constraint(kind="choices", choices=("a", "b"))),
     ],
 )

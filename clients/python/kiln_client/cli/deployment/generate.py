@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, BinaryIO
 
 import click
-from kiln.runtime.v1.generation_pb2 import GenerateResponse, Usage
+from kiln.runtime.v1.generation_pb2 import GenerateResponse, ToolChoice, Usage
 from rich.text import Text
 
 from kiln_client.cli.output import Output
@@ -14,6 +14,7 @@ from kiln_client.cli.records import record_from_completion, record_from_completi
 from kiln_client.cli.sampling import SAMPLING
 from kiln_client.cli.session import Session, add_options, remote_command
 from kiln_client.completion import Completion, CompletionBuilder
+from kiln_client.enums import enum_names
 from kiln_client.prompts import Prompt, chat_from_document
 
 _DEPLOYMENT = click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Deployment to use.")
@@ -23,6 +24,11 @@ _CHAT = click.option(
     type=DOCUMENT,
     help="Prompt as a conversation: YAML or JSON, a list of {role, content} or {messages, tools}; `-` reads stdin.",
 )
+
+
+def _read_tool_choice(_context: click.Context, _parameter: click.Parameter, choice: str | None) -> Any:
+    is_mode = choice is None or choice in enum_names(ToolChoice.Mode.DESCRIPTOR)
+    return choice if is_mode else {"function": {"name": choice}}
 
 
 @click.command("generate")
@@ -63,6 +69,13 @@ _CHAT = click.option(
     "number.",
 )
 @click.option("--adapter", metavar="NAME", help="Adapter to use, one of `kiln adapters list`. Default: none.")
+@click.option(
+    "--tool-choice",
+    metavar="CHOICE",
+    callback=_read_tool_choice,
+    help="Keep calls of tools to their parameters: auto, none, required, or the name of the only function to "
+    "call. Default: what the model writes.",
+)
 @click.option("--request-id", help="Id for logs and aborts. Default: the runtime chooses.")
 @click.option("--session", "session_id", help="Session that the request continues; its prompt is whole all the same.")
 @click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/generation.proto.
  */
 export const file_kiln_runtime_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIuUECg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAkSMgoMc3RhbGxfcG9saWN5GA4gASgLMhwua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5EhIKCmNhY2hlX3NhbHQYDyABKAkSLgoLc2Vzc2lvbl90dGwYECABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CCAoGcHJvbXB0QhAKDl9udW1fc2VxdWVuY2VzQgsKCV9wcmlvcml0eSLJAQoLU3RhbGxQb2xpY3kSMwoGYWN0aW9uGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5LkFjdGlvbhIqCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIlkKBkFjdGlvbhIWChJBQ1RJT05fVU5TUEVDSUZJRUQQABIQCgxBQ1RJT05fQUJPUlQQARIQCgxBQ1RJT05fUEFVU0UQAhITCg9BQ1RJT05fQ09BTEVTQ0UQAyK4AQoQT3V0cHV0Q29uc3RyYWludBIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEhUKC2pzb25fb2JqZWN0GAIgASgISAASDwoFcmVnZXgYAyABKAlIABIRCgdncmFtbWFyGAQgASgJSAASKwoHY2hvaWNlcxgFIAEoCzIYLmtpbG4ucnVudGltZS52MS5DaG9pY2VzSAASFwoPanNvbl93aGl0ZXNwYWNlGAYgASgIQgwKCmNvbnN0cmFpbnQiGAoHQ2hvaWNlcxINCgV0ZXh0cxgBIAMoCSKfAQoEQ2hhdBIuCghtZXNzYWdlcxgBIAMoCzIcLmtpbG4ucnVudGltZS52MS5DaGF0TWVzc2FnZRISCgp0b29sc19qc29uGAIgAygJEiIKFWFkZF9nZW5lcmF0aW9uX3Byb21wdBgDIAEoCEgAiAEBEhUKDWNoYXRfdGVtcGxhdGUYBCABKAlCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCKqAgoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIUCgdjb250ZW50GAIgASgJSACIAQESMwoNY29udGVudF9wYXJ0cxgDIAMoCzIcLmtpbG4ucnVudGltZS52MS5Db250ZW50UGFydBItCgp0b29sX2NhbGxzGAQgAygLMhkua2lsbi5ydW50aW1lLnYxLlRvb2xDYWxsEhQKDHRvb2xfY2FsbF9pZBgFIAEoCRIMCgRuYW1lGAYgASgJEhkKEXJlYXNvbmluZ19jb250ZW50GAcgASgJEhUKCHRoaW5raW5nGAggASgJSAGIAQESFgoJcmVhc29uaW5nGAkgASgJSAKIAQFCCgoIX2NvbnRlbnRCCwoJX3RoaW5raW5nQgwKCl9yZWFzb25pbmcioAEKC0NvbnRlbnRQYXJ0Eg4KBHRleHQYASABKAlIABInCgVpbWFnZRgCIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAEicKBWF1ZGlvGAMgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSAASJwoFdmlkZW8YBCABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIAEIGCgRwYXJ0IkQKBU1lZGlhEg0KA3VybBgBIAEoCUgAEg4KBGRhdGEYAiABKAxIABISCgptZWRpYV90eXBlGAMgASgJQggKBnNvdXJjZSI8CghUb29sQ2FsbBIKCgJpZBgBIAEoCRIMCgRuYW1lGAIgASgJEhYKDmFyZ3VtZW50c19qc29uGAMgASgJIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSK9BQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEQoEc2VlZBgEIAEoBEgDiAEBEhIKBW1pbl9wGAUgASgCSASIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYBiABKAJIBYgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAcgASgCSAaIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAggASgCSAeIAQESQgoKbG9naXRfYmlhcxgJIAMoCzIuLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcy5Mb2dpdEJpYXNFbnRyeRIWCgl0eXBpY2FsX3AYCiABKAJICIgBARIhChRub19yZXBlYXRfbmdyYW1fc2l6ZRgLIAEoBUgJiAEBEiwKCWJhZF93b3JkcxgMIAMoCzIZLmtpbG4ucnVudGltZS52MS5Ub2tlbklkcxIbCg5taW5fbmV3X3Rva2VucxgNIAEoBUgKiAEBEhkKEWFsbG93ZWRfdG9rZW5faWRzGA4gAygFEhgKEGZvcmNlZF90b2tlbl9pZHMYDyADKAUaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIHCgVfc2VlZEIICgZfbWluX3BCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHlCDAoKX3R5cGljYWxfcEIXChVfbm9fcmVwZWF0X25ncmFtX3NpemVCEQoPX21pbl9uZXdfdG9rZW5zIpYBCg5TdG9wQ29uZGl0aW9ucxIbCg5tYXhfbmV3X3Rva2VucxgBIAEoBUgAiAEBEhQKDHN0b3Bfc3RyaW5ncxgCIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgDIAMoBRIXCgppZ25vcmVfZW9zGAQgASgISAGIAQFCEQoPX21heF9uZXdfdG9rZW5zQg0KC19pZ25vcmVfZW9zIroBCg1PdXRwdXRPcHRpb25zEhUKCGxvZ3Byb2JzGAEgASgFSACIAQESDgoGbG9naXRzGAIgASgIEjUKDmNhcHR1cmVfaW5wdXRzGAMgASgLMh0ua2lsbi5ydW50aW1lLnYxLklucHV0Q2FwdHVyZRIcCg9wcm9tcHRfbG9ncHJvYnMYBCABKAVIAYgBARIMCgRlY2hvGAUgASgIQgsKCV9sb2dwcm9ic0ISChBfcHJvbXB0X2xvZ3Byb2JzIkgKDElucHV0Q2FwdHVyZRISCgpmaXJzdF9zdGVwGAEgASgFEhYKCW51bV9zdGVwcxgCIAEoBUgAiAEBQgwKCl9udW1fc3RlcHMingIKEEdlbmVyYXRlUmVzcG9uc2USFwoPc2VxdWVuY2VfbnVtYmVyGAEgASgDEhYKDnNlcXVlbmNlX2luZGV4GAIgASgFEhQKDHdlaWdodF9lcG9jaBgDIAEoAxItCghhY2NlcHRlZBgEIAEoCzIZLmtpbG4ucnVudGltZS52MS5BY2NlcHRlZEgAEiwKBWRlbHRhGAUgASgLMhsua2lsbi5ydW50aW1lLnYxLlRva2VuRGVsdGFIABItCghmaW5pc2hlZBgGIAEoCzIZLmtpbG4ucnVudGltZS52MS5GaW5pc2hlZEgAEi4KBnByb21wdBgHIAEoCzIcLmtpbG4ucnVudGltZS52MS5Qcm9tcHREZWx0YUgAQgcKBWV2ZW50Ip8BCghBY2NlcHRlZBISCgpyZXF1ZXN0X2lkGAEgASgJEhoKEnByb21wdF90b2tlbl9jb3VudBgCIAEoBRIxCghzYW1wbGluZxgDIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxIWCg5tYXhfbmV3X3Rva2VucxgEIAEoBRIYChB0cnVuY2F0ZWRfdG9rZW5zGAUgASgFIkIKClRva2VuRGVsdGESDAoEdGV4dBgBIAEoCRImCgZ0b2tlbnMYAiADKAsyFi5raWxuLnJ1bnRpbWUudjEuVG9rZW4iQwoLUHJvbXB0RGVsdGESDAoEdGV4dBgBIAEoCRImCgZ0b2tlbnMYAiADKAsyFi5raWxuLnJ1bnRpbWUudjEuVG9rZW4isgEKBVRva2VuEgoKAmlkGAEgASgFEgwKBHRleHQYAiABKAkSFAoHbG9ncHJvYhgDIAEoAkgAiAEBEjMKDHRvcF9sb2dwcm9icxgEIAMoCzIdLmtpbG4ucnVudGltZS52MS5Ub2tlbkxvZ3Byb2ISDgoGbG9naXRzGAUgAygCEhgKC3RleHRfb2Zmc2V0GAYgASgFSAGIAQFCCgoIX2xvZ3Byb2JCDgoMX3RleHRfb2Zmc2V0IjkKDFRva2VuTG9ncHJvYhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEg8KB2xvZ3Byb2IYAyABKAIixgIKCEZpbmlzaGVkEi0KBnJlYXNvbhgBIAEoDjIdLmtpbG4ucnVudGltZS52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASJQoFdXNhZ2UYBCABKAsyFi5raWxuLnJ1bnRpbWUudjEuVXNhZ2USIgoGc3RhdHVzGAUgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMSHAoUY2FwdHVyZWRfaW5wdXRzX3BhdGgYBiABKAkSKgoOY2FwdHVyZV9zdGF0dXMYByABKAsyEi5nb29nbGUucnBjLlN0YXR1cxIfChJjdW11bGF0aXZlX2xvZ3Byb2IYCCABKAFIAYgBAUIOCgxtYXRjaGVkX3N0b3BCFQoTX2N1bXVsYXRpdmVfbG9ncHJvYiLHAgoFVXNhZ2USFQoNcHJvbXB0X3Rva2VucxgBIAEoBRIcChRjYWNoZWRfcHJvbXB0X3Rva2VucxgCIAEoBRIYChBnZW5lcmF0ZWRfdG9rZW5zGAMgASgFEjEKDnF1ZXVlX2R1cmF0aW9uGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjMKEHByZWZpbGxfZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMgoPZGVjb2RlX2R1cmF0aW9uGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi0KB2J1Y2tldHMYByADKAsyHC5raWxuLnJ1bnRpbWUudjEuQnVja2V0VXNhZ2USEQoJa3ZfYmxvY2tzGAggASgFEhEKCWt2X3Rva2VucxgJIAEoBSJWCgtCdWNrZXRVc2FnZRIQCghzdWJtb2RlbBgBIAEoCRIOCgZidWNrZXQYAiADKAUSDQoFc3RlcHMYAyABKAUSFgoOcGFkZGluZ190b2tlbnMYBCABKAMiyQEKDEVtYmVkUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSKwoGaW5wdXRzGAMgAygLMhsua2lsbi5ydW50aW1lLnYxLkVtYmVkSW5wdXQSKQoHcG9vbGluZxgEIAEoDjIYLmtpbG4ucnVudGltZS52MS5Qb29saW5nEhEKCW5vcm1hbGl6ZRgFIAEoCBIPCgdhZGFwdGVyGAYgASgJEhIKCmNhY2hlX3NhbHQYByABKAkiVgoKRW1iZWRJbnB1dBIOCgR0ZXh0GAEgASgJSAASLgoJdG9rZW5faWRzGAIgASgLMhkua2lsbi5ydW50aW1lLnYxLlRva2VuSWRzSABCCAoGcHJvbXB0ImkKDUVtYmVkUmVzcG9uc2USLgoKZW1iZWRkaW5ncxgBIAMoCzIaLmtpbG4ucnVudGltZS52MS5FbWJlZGRpbmcSEgoKcmVxdWVzdF9pZBgCIAEoCRIUCgx3ZWlnaHRfZXBvY2gYAyABKAMiUAoJRW1iZWRkaW5nEg4KBnZhbHVlcxgBIAMoAhIVCg1wcm9tcHRfdG9rZW5zGAIgASgFEhwKFGNhY2hlZF9wcm9tcHRfdG9rZW5zGAMgASgFIjkKDEFib3J0UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkinwEKDUFib3J0UmVzcG9uc2USNwoHb3V0Y29tZRgBIAEoDjImLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlLk91dGNvbWUiVQoHT3V0Y29tZRIXChNPVVRDT01FX1VOU1BFQ0lGSUVEEAASEwoPT1VUQ09NRV9BQk9SVEVEEAESHAoYT1VUQ09NRV9BTFJFQURZX0ZJTklTSEVEEAIiaQoPVG9rZW5pemVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSDgoEdGV4dBgCIAEoCUgAEiUKBGNoYXQYAyABKAsyFS5raWxuLnJ1bnRpbWUudjEuQ2hhdEgAQggKBnByb21wdCIlChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoBSJ3ChFEZXRva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhEKCXRva2VuX2lkcxgCIAMoBRIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAMgASgISACIAQFCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkq0AEKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASHAoYRklOSVNIX1JFQVNPTl9TVE9QX1RPS0VOEAESHQoZRklOSVNIX1JFQVNPTl9TVE9QX1NUUklORxACEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAMSFgoSRklOSVNIX1JFQVNPTl9USU1FEAQSGQoVRklOSVNIX1JFQVNPTl9BQk9SVEVEEAUSFwoTRklOSVNIX1JFQVNPTl9FUlJPUhAGKkYKB1Bvb2xpbmcSFwoTUE9PTElOR19VTlNQRUNJRklFRBAAEhAKDFBPT0xJTkdfTEFTVBABEhAKDFBPT0xJTkdfTUVBThACMp4DChFHZW5lcmF0aW9uU2VydmljZRJRCghHZW5lcmF0ZRIgLmtpbG4ucnVudGltZS52MS5HZW5lcmF0ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXNwb25zZTABEkYKBUVtYmVkEh0ua2lsbi5ydW50aW1lLnYxLkVtYmVkUmVxdWVzdBoeLmtpbG4ucnVudGltZS52MS5FbWJlZFJlc3BvbnNlEkYKBUFib3J0Eh0ua2lsbi5ydW50aW1lLnYxLkFib3J0UmVxdWVzdBoeLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlEk8KCFRva2VuaXplEiAua2lsbi5ydW50aW1lLnYxLlRva2VuaXplUmVxdWVzdBohLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlc3BvbnNlElUKCkRldG9rZW5pemUSIi5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlc3BvbnNlQogBChNkZXYua2lsbi5ydW50aW1lLnYxUAFaJ2tpbG4ubG9jYWwvZ28va2lsbi9ydW50aW1lL3YxO3J1bnRpbWV2MaoCD0tpbG4uUnVudGltZS5WMboCDUtpbG5SdW50aW1lVjHKAg9LaWxuXFJ1bnRpbWVcVjHqAhFLaWxuOjpSdW50aW1lOjpWMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_rpc_status]);
+  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIpcFCg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAkSMgoMc3RhbGxfcG9saWN5GA4gASgLMhwua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5EhIKCmNhY2hlX3NhbHQYDyABKAkSLgoLc2Vzc2lvbl90dGwYECABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMAoLdG9vbF9jaG9pY2UYESABKAsyGy5raWxuLnJ1bnRpbWUudjEuVG9vbENob2ljZUIICgZwcm9tcHRCEAoOX251bV9zZXF1ZW5jZXNCCwoJX3ByaW9yaXR5ItsBCgpUb29sQ2hvaWNlEjAKBG1vZGUYASABKA4yIC5raWxuLnJ1bnRpbWUudjEuVG9vbENob2ljZS5Nb2RlSAASEgoIZnVuY3Rpb24YAiABKAlIABIbCg5wYXJhbGxlbF9jYWxscxgDIAEoCEgBiAEBIk0KBE1vZGUSFAoQTU9ERV9VTlNQRUNJRklFRBAAEg0KCU1PREVfQVVUTxABEg0KCU1PREVfTk9ORRACEhEKDU1PREVfUkVRVUlSRUQQA0IICgZjaG9pY2VCEQoPX3BhcmFsbGVsX2NhbGxzIskBCgtTdGFsbFBvbGljeRIzCgZhY3Rpb24YASABKA4yIy5raWxuLnJ1bnRpbWUudjEuU3RhbGxQb2xpY3kuQWN0aW9uEioKB3RpbWVvdXQYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iWQoGQWN0aW9uEhYKEkFDVElPTl9VTlNQRUNJRklFRBAAEhAKDEFDVElPTl9BQk9SVBABEhAKDEFDVElPTl9QQVVTRRACEhMKD0FDVElPTl9DT0FMRVNDRRADItIBChBPdXRwdXRDb25zdHJhaW50EhUKC2pzb25fc2NoZW1hGAEgASgJSAASFQoLanNvbl9vYmplY3QYAiABKAhIABIPCgVyZWdleBgDIAEoCUgAEhEKB2dyYW1tYXIYBCABKAlIABIrCgdjaG9pY2VzGAUgASgLMhgua2lsbi5ydW50aW1lLnYxLkNob2ljZXNIABIYCg5zdHJ1Y3R1cmFsX3RhZxgHIAEoCUgAEhcKD2pzb25fd2hpdGVzcGFjZRgGIAEoCEIMCgpjb25zdHJhaW50IhgKB0Nob2ljZXMSDQoFdGV4dHMYASADKAkinwEKBENoYXQSLgoIbWVzc2FnZXMYASADKAsyHC5raWxuLnJ1bnRpbWUudjEuQ2hhdE1lc3NhZ2USEgoKdG9vbHNfanNvbhgCIAMoCRIiChVhZGRfZ2VuZXJhdGlvbl9wcm9tcHQYAyABKAhIAIgBARIVCg1jaGF0X3RlbXBsYXRlGAQgASgJQhgKFl9hZGRfZ2VuZXJhdGlvbl9wcm9tcHQiqgIKC0NoYXRNZXNzYWdlEgwKBHJvbGUYASABKAkSFAoHY29udGVudBgCIAEoCUgAiAEBEjMKDWNvbnRlbnRfcGFydHMYAyADKAsyHC5raWxuLnJ1bnRpbWUudjEuQ29udGVudFBhcnQSLQoKdG9vbF9jYWxscxgEIAMoCzIZLmtpbG4ucnVudGltZS52MS5Ub29sQ2FsbBIUCgx0b29sX2NhbGxfaWQYBSABKAkSDAoEbmFtZRgGIAEoCRIZChFyZWFzb25pbmdfY29udGVudBgHIAEoCRIVCgh0aGlua2luZxgIIAEoCUgBiAEBEhYKCXJlYXNvbmluZxgJIAEoCUgCiAEBQgoKCF9jb250ZW50QgsKCV90aGlua2luZ0IMCgpfcmVhc29uaW5nIqABCgtDb250ZW50UGFydBIOCgR0ZXh0GAEgASgJSAASJwoFaW1hZ2UYAiABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIABInCgVhdWRpbxgDIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAEicKBXZpZGVvGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSABCBgoEcGFydCJECgVNZWRpYRINCgN1cmwYASABKAlIABIOCgRkYXRhGAIgASgMSAASEgoKbWVkaWFfdHlwZRgDIAEoCUIICgZzb3VyY2UiPAoIVG9vbENhbGwSCgoCaWQYASABKAkSDAoEbmFtZRgCIAEoCRIWCg5hcmd1bWVudHNfanNvbhgDIAEoCSIXCghUb2tlbklkcxILCgNpZHMYASADKAUivQUKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhEKBHNlZWQYBCABKARIA4gBARISCgVtaW5fcBgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgHIAEoAkgGiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgIIAEoAkgHiAEBEkIKCmxvZ2l0X2JpYXMYCSADKAsyLi5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkSFgoJdHlwaWNhbF9wGAogASgCSAiIAQESIQoUbm9fcmVwZWF0X25ncmFtX3NpemUYCyABKAVICYgBARIsCgliYWRfd29yZHMYDCADKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHMSGwoObWluX25ld190b2tlbnMYDSABKAVICogBARIZChFhbGxvd2VkX3Rva2VuX2lkcxgOIAMoBRIYChBmb3JjZWRfdG9rZW5faWRzGA8gAygFGjAKDkxvZ2l0Qmlhc0VudHJ5EgsKA2tleRgBIAEoBRINCgV2YWx1ZRgCIAEoAjoCOAFCDgoMX3RlbXBlcmF0dXJlQggKBl90b3Bfa0IICgZfdG9wX3BCBwoFX3NlZWRCCAoGX21pbl9wQhQKEl9mcmVxdWVuY3lfcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QgwKCl90eXBpY2FsX3BCFwoVX25vX3JlcGVhdF9uZ3JhbV9zaXplQhEKD19taW5fbmV3X3Rva2VucyKWAQoOU3RvcENvbmRpdGlvbnMSGwoObWF4X25ld190b2tlbnMYASABKAVIAIgBARIUCgxzdG9wX3N0cmluZ3MYAiADKAkSFgoOc3RvcF90b2tlbl9pZHMYAyADKAUSFwoKaWdub3JlX2VvcxgEIAEoCEgBiAEBQhEKD19tYXhfbmV3X3Rva2Vuc0INCgtfaWdub3JlX2VvcyK6AQoNT3V0cHV0T3B0aW9ucxIVCghsb2dwcm9icxgBIAEoBUgAiAEBEg4KBmxvZ2l0cxgCIAEoCBI1Cg5jYXB0dXJlX2lucHV0cxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5JbnB1dENhcHR1cmUSHAoPcHJvbXB0X2xvZ3Byb2JzGAQgASgFSAGIAQESDAoEZWNobxgFIAEoCEILCglfbG9ncHJvYnNCEgoQX3Byb21wdF9sb2dwcm9icyJICgxJbnB1dENhcHR1cmUSEgoKZmlyc3Rfc3RlcBgBIAEoBRIWCgludW1fc3RlcHMYAiABKAVIAIgBAUIMCgpfbnVtX3N0ZXBzIp4CChBHZW5lcmF0ZVJlc3BvbnNlEhcKD3NlcXVlbmNlX251bWJlchgBIAEoAxIWCg5zZXF1ZW5jZV9pbmRleBgCIAEoBRIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSLQoIYWNjZXB0ZWQYBCABKAsyGS5raWxuLnJ1bnRpbWUudjEuQWNjZXB0ZWRIABIsCgVkZWx0YRgFIAEoCzIbLmtpbG4ucnVudGltZS52MS5Ub2tlbkRlbHRhSAASLQoIZmluaXNoZWQYBiABKAsyGS5raWxuLnJ1bnRpbWUudjEuRmluaXNoZWRIABIuCgZwcm9tcHQYByABKAsyHC5raWxuLnJ1bnRpbWUudjEuUHJvbXB0RGVsdGFIAEIHCgVldmVudCKfAQoIQWNjZXB0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRIaChJwcm9tcHRfdG9rZW5fY291bnQYAiABKAUSMQoIc2FtcGxpbmcYAyABKAsyHy5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMSFgoObWF4X25ld190b2tlbnMYBCABKAUSGAoQdHJ1bmNhdGVkX3Rva2VucxgFIAEoBSJCCgpUb2tlbkRlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIkMKC1Byb21wdERlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIrIBCgVUb2tlbhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEhQKB2xvZ3Byb2IYAyABKAJIAIgBARIzCgx0b3BfbG9ncHJvYnMYBCADKAsyHS5raWxuLnJ1bnRpbWUudjEuVG9rZW5Mb2dwcm9iEg4KBmxvZ2l0cxgFIAMoAhIYCgt0ZXh0X29mZnNldBgGIAEoBUgBiAEBQgoKCF9sb2dwcm9iQg4KDF90ZXh0X29mZnNldCI5CgxUb2tlbkxvZ3Byb2ISCgoCaWQYASABKAUSDAoEdGV4dBgCIAEoCRIPCgdsb2dwcm9iGAMgASgCIsYCCghGaW5pc2hlZBItCgZyZWFzb24YASABKA4yHS5raWxuLnJ1bnRpbWUudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEiUKBXVzYWdlGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLlVzYWdlEiIKBnN0YXR1cxgFIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhwKFGNhcHR1cmVkX2lucHV0c19wYXRoGAYgASgJEioKDmNhcHR1cmVfc3RhdHVzGAcgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMSHwoSY3VtdWxhdGl2ZV9sb2dwcm9iGAggASgBSAGIAQFCDgoMbWF0Y2hlZF9zdG9wQhUKE19jdW11bGF0aXZlX2xvZ3Byb2IixwIKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAiABKAUSGAoQZ2VuZXJhdGVkX3Rva2VucxgDIAEoBRIxCg5xdWV1ZV9kdXJhdGlvbhgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIzChBwcmVmaWxsX2R1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjIKD2RlY29kZV9kdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCgdidWNrZXRzGAcgAygLMhwua2lsbi5ydW50aW1lLnYxLkJ1Y2tldFVzYWdlEhEKCWt2X2Jsb2NrcxgIIAEoBRIRCglrdl90b2tlbnMYCSABKAUiVgoLQnVja2V0VXNhZ2USEAoIc3VibW9kZWwYASABKAkSDgoGYnVja2V0GAIgAygFEg0KBXN0ZXBzGAMgASgFEhYKDnBhZGRpbmdfdG9rZW5zGAQgASgDIskBCgxFbWJlZFJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEisKBmlucHV0cxgDIAMoCzIbLmtpbG4ucnVudGltZS52MS5FbWJlZElucHV0EikKB3Bvb2xpbmcYBCABKA4yGC5raWxuLnJ1bnRpbWUudjEuUG9vbGluZxIRCglub3JtYWxpemUYBSABKAgSDwoHYWRhcHRlchgGIAEoCRISCgpjYWNoZV9zYWx0GAcgASgJIlYKCkVtYmVkSW5wdXQSDgoEdGV4dBgBIAEoCUgAEi4KCXRva2VuX2lkcxgCIAEoCzIZLmtpbG4ucnVudGltZS52MS5Ub2tlbklkc0gAQggKBnByb21wdCJpCg1FbWJlZFJlc3BvbnNlEi4KCmVtYmVkZGluZ3MYASADKAsyGi5raWxuLnJ1bnRpbWUudjEuRW1iZWRkaW5nEhIKCnJlcXVlc3RfaWQYAiABKAkSFAoMd2VpZ2h0X2Vwb2NoGAMgASgDIlAKCUVtYmVkZGluZxIOCgZ2YWx1ZXMYASADKAISFQoNcHJvbXB0X3Rva2VucxgCIAEoBRIcChRjYWNoZWRfcHJvbXB0X3Rva2VucxgDIAEoBSI5CgxBYm9ydFJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJIp8BCg1BYm9ydFJlc3BvbnNlEjcKB291dGNvbWUYASABKA4yJi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZS5PdXRjb21lIlUKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhMKD09VVENPTUVfQUJPUlRFRBABEhwKGE9VVENPTUVfQUxSRUFEWV9GSU5JU0hFRBACImkKD1Rva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABIlCgRjaGF0GAMgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIAEIICgZwcm9tcHQiJQoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKAUidwoRRGV0b2tlbml6ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKAUSIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJKtABCgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhwKGEZJTklTSF9SRUFTT05fU1RPUF9UT0tFThABEh0KGUZJTklTSF9SRUFTT05fU1RPUF9TVFJJTkcQAhIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBADEhYKEkZJTklTSF9SRUFTT05fVElNRRAEEhkKFUZJTklTSF9SRUFTT05fQUJPUlRFRBAFEhcKE0ZJTklTSF9SRUFTT05fRVJST1IQBipGCgdQb29saW5nEhcKE1BPT0xJTkdfVU5TUEVDSUZJRUQQABIQCgxQT09MSU5HX0xBU1QQARIQCgxQT09MSU5HX01FQU4QAjKeAwoRR2VuZXJhdGlvblNlcnZpY2USUQoIR2VuZXJhdGUSIC5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXF1ZXN0GiEua2lsbi5ydW50aW1lLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJGCgVFbWJlZBIdLmtpbG4ucnVudGltZS52MS5FbWJlZFJlcXVlc3QaHi5raWxuLnJ1bnRpbWUudjEuRW1iZWRSZXNwb25zZRJGCgVBYm9ydBIdLmtpbG4ucnVudGltZS52MS5BYm9ydFJlcXVlc3QaHi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZRJPCghUb2tlbml6ZRIgLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuVG9rZW5pemVSZXNwb25zZRJVCgpEZXRva2VuaXplEiIua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_rpc_status]);
 
 /**
  * GenerateRequest is one prompt and how to continue it.
@@ -155,6 +155,16 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
    * @generated from field: google.protobuf.Duration session_ttl = 16;
    */
   sessionTtl?: Duration;
+
+  /**
+   * Calls of the tools in `chat.tools_json` that the output has; each call is kept to the tool's parameters. Not with
+   * `constraint`, `stop.ignore_eos` or `sampling.forced_token_ids`. Only where `Capabilities.constraints` is true and the
+   * chat template writes calls in a form that the server knows: Hermes's, Mistral's or Llama 3's in JSON. Unset: what
+   * the model writes.
+   *
+   * @generated from field: kiln.runtime.v1.ToolChoice tool_choice = 17;
+   */
+  toolChoice?: ToolChoice;
 };
 
 /**
@@ -163,6 +173,91 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_generation, 0);
+
+/**
+ * ToolChoice says which tools the output calls.
+ *
+ * @generated from message kiln.runtime.v1.ToolChoice
+ */
+export type ToolChoice = Message<"kiln.runtime.v1.ToolChoice"> & {
+  /**
+   * The choice. Default: AUTO.
+   *
+   * @generated from oneof kiln.runtime.v1.ToolChoice.choice
+   */
+  choice: {
+    /**
+     * Whether the output has calls.
+     *
+     * @generated from field: kiln.runtime.v1.ToolChoice.Mode mode = 1;
+     */
+    value: ToolChoice_Mode;
+    case: "mode";
+  } | {
+    /**
+     * Name of a function, which the output calls once, without text.
+     *
+     * @generated from field: string function = 2;
+     */
+    value: string;
+    case: "function";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * There may be several calls. Default true; Llama 3's form has one call.
+   *
+   * @generated from field: optional bool parallel_calls = 3;
+   */
+  parallelCalls?: boolean;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ToolChoice.
+ * Use `create(ToolChoiceSchema)` to create a new message.
+ */
+export const ToolChoiceSchema: GenMessage<ToolChoice> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 1);
+
+/**
+ * Whether the output has calls.
+ *
+ * @generated from enum kiln.runtime.v1.ToolChoice.Mode
+ */
+export enum ToolChoice_Mode {
+  /**
+   * AUTO.
+   *
+   * @generated from enum value: MODE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Text, and calls.
+   *
+   * @generated from enum value: MODE_AUTO = 1;
+   */
+  AUTO = 1,
+
+  /**
+   * No call.
+   *
+   * @generated from enum value: MODE_NONE = 2;
+   */
+  NONE = 2,
+
+  /**
+   * Calls alone, at least one.
+   *
+   * @generated from enum value: MODE_REQUIRED = 3;
+   */
+  REQUIRED = 3,
+}
+
+/**
+ * Describes the enum kiln.runtime.v1.ToolChoice.Mode.
+ */
+export const ToolChoice_ModeSchema: GenEnum<ToolChoice_Mode> = /*@__PURE__*/
+  enumDesc(file_kiln_runtime_v1_generation, 1, 0);
 
 /**
  * StallPolicy is what becomes of a sequence while its client does not read. Once a response has waited for the timeout, the
@@ -193,7 +288,7 @@ export type StallPolicy = Message<"kiln.runtime.v1.StallPolicy"> & {
  * Use `create(StallPolicySchema)` to create a new message.
  */
 export const StallPolicySchema: GenMessage<StallPolicy> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 1);
+  messageDesc(file_kiln_runtime_v1_generation, 2);
 
 /**
  * What the sequence does before the timeout.
@@ -235,7 +330,7 @@ export enum StallPolicy_Action {
  * Describes the enum kiln.runtime.v1.StallPolicy.Action.
  */
 export const StallPolicy_ActionSchema: GenEnum<StallPolicy_Action> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_generation, 1, 0);
+  enumDesc(file_kiln_runtime_v1_generation, 2, 0);
 
 /**
  * OutputConstraint is what the generated text must match. A sequence ends by an end-of-sequence token, which is allowed only
@@ -289,6 +384,15 @@ export type OutputConstraint = Message<"kiln.runtime.v1.OutputConstraint"> & {
      */
     value: Choices;
     case: "choices";
+  } | {
+    /**
+     * Structural tag in JSON, as xgrammar and vLLM's API define it: `{"format": …}`, or the older form with `structures`
+     * and `triggers`. JSON in it has a space behind each comma and colon. What cannot be kept is refused by name.
+     *
+     * @generated from field: string structural_tag = 7;
+     */
+    value: string;
+    case: "structuralTag";
   } | { case: undefined; value?: undefined };
 
   /**
@@ -304,7 +408,7 @@ export type OutputConstraint = Message<"kiln.runtime.v1.OutputConstraint"> & {
  * Use `create(OutputConstraintSchema)` to create a new message.
  */
 export const OutputConstraintSchema: GenMessage<OutputConstraint> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 2);
+  messageDesc(file_kiln_runtime_v1_generation, 3);
 
 /**
  * Choices are texts of which one is generated.
@@ -325,7 +429,7 @@ export type Choices = Message<"kiln.runtime.v1.Choices"> & {
  * Use `create(ChoicesSchema)` to create a new message.
  */
 export const ChoicesSchema: GenMessage<Choices> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 3);
+  messageDesc(file_kiln_runtime_v1_generation, 4);
 
 /**
  * Chat is a conversation.
@@ -369,7 +473,7 @@ export type Chat = Message<"kiln.runtime.v1.Chat"> & {
  * Use `create(ChatSchema)` to create a new message.
  */
 export const ChatSchema: GenMessage<Chat> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 4);
+  messageDesc(file_kiln_runtime_v1_generation, 5);
 
 /**
  * ChatMessage is one turn. Templates see its fields under their names, and `content_parts` as `content`.
@@ -448,7 +552,7 @@ export type ChatMessage = Message<"kiln.runtime.v1.ChatMessage"> & {
  * Use `create(ChatMessageSchema)` to create a new message.
  */
 export const ChatMessageSchema: GenMessage<ChatMessage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 5);
+  messageDesc(file_kiln_runtime_v1_generation, 6);
 
 /**
  * ContentPart is a part of a turn.
@@ -501,7 +605,7 @@ export type ContentPart = Message<"kiln.runtime.v1.ContentPart"> & {
  * Use `create(ContentPartSchema)` to create a new message.
  */
 export const ContentPartSchema: GenMessage<ContentPart> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 6);
+  messageDesc(file_kiln_runtime_v1_generation, 7);
 
 /**
  * Media is the content of a part that is no text.
@@ -545,7 +649,7 @@ export type Media = Message<"kiln.runtime.v1.Media"> & {
  * Use `create(MediaSchema)` to create a new message.
  */
 export const MediaSchema: GenMessage<Media> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 7);
+  messageDesc(file_kiln_runtime_v1_generation, 8);
 
 /**
  * ToolCall is a call of a tool that was offered to the model.
@@ -580,7 +684,7 @@ export type ToolCall = Message<"kiln.runtime.v1.ToolCall"> & {
  * Use `create(ToolCallSchema)` to create a new message.
  */
 export const ToolCallSchema: GenMessage<ToolCall> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 8);
+  messageDesc(file_kiln_runtime_v1_generation, 9);
 
 /**
  * TokenIds is a sequence of tokens.
@@ -601,7 +705,7 @@ export type TokenIds = Message<"kiln.runtime.v1.TokenIds"> & {
  * Use `create(TokenIdsSchema)` to create a new message.
  */
 export const TokenIdsSchema: GenMessage<TokenIds> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 9);
+  messageDesc(file_kiln_runtime_v1_generation, 10);
 
 /**
  * SamplingParams chooses tokens. Unset is not zero: an unset field takes the default that GetDeployment reports, and
@@ -726,7 +830,7 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
  * Use `create(SamplingParamsSchema)` to create a new message.
  */
 export const SamplingParamsSchema: GenMessage<SamplingParams> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 10);
+  messageDesc(file_kiln_runtime_v1_generation, 11);
 
 /**
  * StopConditions end a sequence. The context's end always does.
@@ -768,7 +872,7 @@ export type StopConditions = Message<"kiln.runtime.v1.StopConditions"> & {
  * Use `create(StopConditionsSchema)` to create a new message.
  */
 export const StopConditionsSchema: GenMessage<StopConditions> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 11);
+  messageDesc(file_kiln_runtime_v1_generation, 12);
 
 /**
  * OutputOptions chooses what events carry.
@@ -823,7 +927,7 @@ export type OutputOptions = Message<"kiln.runtime.v1.OutputOptions"> & {
  * Use `create(OutputOptionsSchema)` to create a new message.
  */
 export const OutputOptionsSchema: GenMessage<OutputOptions> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 12);
+  messageDesc(file_kiln_runtime_v1_generation, 13);
 
 /**
  * InputCapture chooses steps whose inputs are written to a file, in safetensors format: `STEP.INPUT`, in the shapes of the
@@ -852,7 +956,7 @@ export type InputCapture = Message<"kiln.runtime.v1.InputCapture"> & {
  * Use `create(InputCaptureSchema)` to create a new message.
  */
 export const InputCaptureSchema: GenMessage<InputCapture> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 13);
+  messageDesc(file_kiln_runtime_v1_generation, 14);
 
 /**
  * GenerateResponse is one event of the stream.
@@ -926,7 +1030,7 @@ export type GenerateResponse = Message<"kiln.runtime.v1.GenerateResponse"> & {
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 14);
+  messageDesc(file_kiln_runtime_v1_generation, 15);
 
 /**
  * Accepted reports how the request was understood.
@@ -975,7 +1079,7 @@ export type Accepted = Message<"kiln.runtime.v1.Accepted"> & {
  * Use `create(AcceptedSchema)` to create a new message.
  */
 export const AcceptedSchema: GenMessage<Accepted> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 15);
+  messageDesc(file_kiln_runtime_v1_generation, 16);
 
 /**
  * TokenDelta holds tokens generated since the previous event: those of one step, or of all steps whose tokens waited because
@@ -1004,7 +1108,7 @@ export type TokenDelta = Message<"kiln.runtime.v1.TokenDelta"> & {
  * Use `create(TokenDeltaSchema)` to create a new message.
  */
 export const TokenDeltaSchema: GenMessage<TokenDelta> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 16);
+  messageDesc(file_kiln_runtime_v1_generation, 17);
 
 /**
  * PromptDelta holds tokens of the prompt since the previous event.
@@ -1032,7 +1136,7 @@ export type PromptDelta = Message<"kiln.runtime.v1.PromptDelta"> & {
  * Use `create(PromptDeltaSchema)` to create a new message.
  */
 export const PromptDeltaSchema: GenMessage<PromptDelta> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 17);
+  messageDesc(file_kiln_runtime_v1_generation, 18);
 
 /**
  * Token is one token, generated or of the prompt.
@@ -1089,7 +1193,7 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
  * Use `create(TokenSchema)` to create a new message.
  */
 export const TokenSchema: GenMessage<Token> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 18);
+  messageDesc(file_kiln_runtime_v1_generation, 19);
 
 /**
  * TokenLogprob is an alternative token.
@@ -1124,7 +1228,7 @@ export type TokenLogprob = Message<"kiln.runtime.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 19);
+  messageDesc(file_kiln_runtime_v1_generation, 20);
 
 /**
  * Finished ends a sequence.
@@ -1203,7 +1307,7 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 20);
+  messageDesc(file_kiln_runtime_v1_generation, 21);
 
 /**
  * Usage is what a sequence cost.
@@ -1280,7 +1384,7 @@ export type Usage = Message<"kiln.runtime.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 21);
+  messageDesc(file_kiln_runtime_v1_generation, 22);
 
 /**
  * BucketUsage tells how well an executable's static shape fitted.
@@ -1322,7 +1426,7 @@ export type BucketUsage = Message<"kiln.runtime.v1.BucketUsage"> & {
  * Use `create(BucketUsageSchema)` to create a new message.
  */
 export const BucketUsageSchema: GenMessage<BucketUsage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 22);
+  messageDesc(file_kiln_runtime_v1_generation, 23);
 
 /**
  * EmbedRequest holds prompts.
@@ -1386,7 +1490,7 @@ export type EmbedRequest = Message<"kiln.runtime.v1.EmbedRequest"> & {
  * Use `create(EmbedRequestSchema)` to create a new message.
  */
 export const EmbedRequestSchema: GenMessage<EmbedRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 23);
+  messageDesc(file_kiln_runtime_v1_generation, 24);
 
 /**
  * EmbedInput is one prompt.
@@ -1423,7 +1527,7 @@ export type EmbedInput = Message<"kiln.runtime.v1.EmbedInput"> & {
  * Use `create(EmbedInputSchema)` to create a new message.
  */
 export const EmbedInputSchema: GenMessage<EmbedInput> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 24);
+  messageDesc(file_kiln_runtime_v1_generation, 25);
 
 /**
  * EmbedResponse holds the vectors of prompts.
@@ -1458,7 +1562,7 @@ export type EmbedResponse = Message<"kiln.runtime.v1.EmbedResponse"> & {
  * Use `create(EmbedResponseSchema)` to create a new message.
  */
 export const EmbedResponseSchema: GenMessage<EmbedResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 25);
+  messageDesc(file_kiln_runtime_v1_generation, 26);
 
 /**
  * Embedding is the vector of a prompt.
@@ -1493,7 +1597,7 @@ export type Embedding = Message<"kiln.runtime.v1.Embedding"> & {
  * Use `create(EmbeddingSchema)` to create a new message.
  */
 export const EmbeddingSchema: GenMessage<Embedding> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 26);
+  messageDesc(file_kiln_runtime_v1_generation, 27);
 
 /**
  * AbortRequest names requests to end.
@@ -1521,7 +1625,7 @@ export type AbortRequest = Message<"kiln.runtime.v1.AbortRequest"> & {
  * Use `create(AbortRequestSchema)` to create a new message.
  */
 export const AbortRequestSchema: GenMessage<AbortRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 27);
+  messageDesc(file_kiln_runtime_v1_generation, 28);
 
 /**
  * AbortResponse tells what happened.
@@ -1542,7 +1646,7 @@ export type AbortResponse = Message<"kiln.runtime.v1.AbortResponse"> & {
  * Use `create(AbortResponseSchema)` to create a new message.
  */
 export const AbortResponseSchema: GenMessage<AbortResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 28);
+  messageDesc(file_kiln_runtime_v1_generation, 29);
 
 /**
  * Outcome of an abort.
@@ -1576,7 +1680,7 @@ export enum AbortResponse_Outcome {
  * Describes the enum kiln.runtime.v1.AbortResponse.Outcome.
  */
 export const AbortResponse_OutcomeSchema: GenEnum<AbortResponse_Outcome> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_generation, 28, 0);
+  enumDesc(file_kiln_runtime_v1_generation, 29, 0);
 
 /**
  * TokenizeRequest holds what to tokenize.
@@ -1620,7 +1724,7 @@ export type TokenizeRequest = Message<"kiln.runtime.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 29);
+  messageDesc(file_kiln_runtime_v1_generation, 30);
 
 /**
  * TokenizeResponse holds token ids.
@@ -1641,7 +1745,7 @@ export type TokenizeResponse = Message<"kiln.runtime.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 30);
+  messageDesc(file_kiln_runtime_v1_generation, 31);
 
 /**
  * DetokenizeRequest holds token ids.
@@ -1676,7 +1780,7 @@ export type DetokenizeRequest = Message<"kiln.runtime.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 31);
+  messageDesc(file_kiln_runtime_v1_generation, 32);
 
 /**
  * DetokenizeResponse holds text.
@@ -1697,7 +1801,7 @@ export type DetokenizeResponse = Message<"kiln.runtime.v1.DetokenizeResponse"> &
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 32);
+  messageDesc(file_kiln_runtime_v1_generation, 33);
 
 /**
  * FinishReason is why a sequence ended.

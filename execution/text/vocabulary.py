@@ -1,0 +1,76 @@
+"""A tokenizer as llguidance takes it: what each token adds to the text that clients get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from execution.text.tokenizer import Tokenizer
+
+#: A tokenizer may put a space before a text, but puts none behind this.
+_GUARD: Final = "\n"
+
+
+class Vocabulary:
+    """The tokens of a model; the attributes without a comment are those that `TokenizerWrapper` reads.
+
+    The text that a sequence of tokens has here is the text that clients get, but for `stripped`. Special tokens, which
+    have no text, are apart from it.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos: Sequence[int]) -> None:
+        """Takes a tokenizer, at least so many tokens, and those that end a sequence.
+
+        Raises ValueError if what a token adds to a text depends on more than the token.
+        """
+        table = tokenizer.make_table()
+        if table is None or table.max_stripped > 1:
+            raise ValueError("the text of its tokens depends on the tokens beside them")
+        self._tokenizer = tokenizer
+        self.tokens = [token or b"" for token in table.tokens] + [b""] * (size - len(table.tokens))
+        self.special_token_ids = sorted({*table.special_ids, *eos})
+        self.eos_token_id = eos[0]
+        #: Ids of the special tokens, by their spelling.
+        self.special_ids = {text: one for one in table.special_ids if (text := tokenizer.token_of(one))}
+        #: What the decoder takes off the beginning of a text, once; empty if nothing.
+        self.stripped = table.stripped if table.max_stripped else ""
+        # A special token has a spelling here, but is no text.
+        special = set(self.special_token_ids)
+        self._texts = [b"" if one in special else token for one, token in enumerate(self.tokens)]
+        self._ids = {token: one for one, token in enumerate(self._texts) if token}
+        self._max_bytes = max(map(len, self._ids), default=0)
+        self.library = LLTokenizer(TokenizerWrapper(self), n_vocab=len(self.tokens), eos_token=list(eos))
+
+    def __call__(self, text: str) -> list[int]:
+        """Returns the tokens of a text within a longer one; their bytes are those of the text."""
+        # It tries bytes first, and goes on with text if they are refused.
+        if not isinstance(text, str):
+            raise TypeError
+        wanted = text.encode()
+        for guard in ("", _GUARD):
+            ids = self._tokenizer.encode(guard + text, add_special_tokens=False)
+            begins = range(len(ids) + 1) if guard else (0,)
+            for begin in begins:
+                if b"".join(self._texts[one] for one in ids[begin:]) == wanted:
+                    return ids[begin:]
+        return self._spell(wanted)
+
+    def strips(self, token_id: int) -> bool:
+        """Tells whether the decoder takes something off a text that begins with this token."""
+        return bool(self.stripped) and self._texts[token_id].startswith(self.stripped.encode())
+
+    def _spell(self, wanted: bytes) -> list[int]:
+        """Returns the longest token that the bytes begin with, and so on."""
+        ids, begin = list[int](), 0
+        while begin < len(wanted):
+            lengths = range(min(self._max_bytes, len(wanted) - begin), 0, -1)
+            length = next((one for one in lengths if wanted[begin : begin + one] in self._ids), None)
+            if length is None:
+                return ids
+            ids.append(self._ids[wanted[begin : begin + length]])
+            begin += length
+        return ids

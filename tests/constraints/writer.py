@@ -1,0 +1,60 @@
+"""Writes text that constraints let through, token by token, as a model without a preference would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
+from execution.text.matchers import Matchers
+from execution.text.tokenizer import Tokenizer
+
+
+class Writer:
+    """Draws allowed tokens of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
+        self.tokenizer: Final = tokenizer
+        self.matchers: Final = Matchers(tokenizer, vocab_size, eos)
+        self._vocab_size, self._eos = vocab_size, eos
+        # Numbers of sequences that no test gives.
+        self._numbers = count(1 << 20)
+
+    def allowed(self, mask: bytes) -> list[int]:
+        """Returns the tokens of a mask."""
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        return np.flatnonzero(bits[: self._vocab_size]).tolist()
+
+    def follow(self, number: int, start: int, tokens: list[int], constraint: Constraint | None = None) -> NextTokens:
+        """Returns what may come next; waits for the grammar."""
+        sequence = ConstrainedSequence(number, start, tokens, constraint)
+        while (found := self.matchers.follow(sequence)).state == "BUILDING":
+            pass
+        return found
+
+    def draw(self, constraint: Constraint, seed: int, max_tokens: int, begin: Sequence[int] = ()) -> list[int] | None:
+        """Returns the tokens of a text that begins with some; None if it has not ended after so many."""
+        drawn, tokens, number = random.Random(seed), list[int](), next(self._numbers)
+        mask = self.matchers.compile(constraint)
+        for index in range(max_tokens):
+            token = begin[index] if index < len(begin) else drawn.choice(self.allowed(mask))
+            assert token in self.allowed(mask), (self.tokenizer.decode(tokens), token)
+            if token in self._eos:
+                self.matchers.forget([number])
+                return tokens
+            tokens.append(token)
+            found = self.follow(number, index, [token], None if index else constraint)
+            assert found.state == "KNOWN", found
+            mask = found.mask
+        self.matchers.forget([number])
+        return None
+
+    def write(self, constraint: Constraint, seed: int, max_tokens: int, begin: str = "") -> str | None:
+        """Returns the text of what `draw` returns, for one that begins with `begin`."""
+        ids = self.tokenizer.encode(begin, add_special_tokens=False)
+        tokens = self.draw(constraint, seed, max_tokens, ids)
+        return None if tokens is None else self.tokenizer.decode(tokens, skip_special_tokens=False)
