@@ -16,6 +16,8 @@ from tests.repository import ROOT
 from tests.servers.stack import Stack
 from tests.system.conftest import CONFIG
 
+pytestmark = pytest.mark.slow
+
 CALLER = ROOT / "examples/models/kiln-tiny-tools"
 NAME = "calling"
 #: Bounded, so that arguments end within the tokens of a sequence, however unlikely the drawn ones are.
