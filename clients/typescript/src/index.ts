@@ -20,7 +20,15 @@ export { DEFAULT_TIMEOUTS } from "./endpoint.js";
 export { enumName, enumNames } from "./enums.js";
 export type { FieldViolation, KilnErrorDetails, StatusCode } from "./errors.js";
 export { KilnError } from "./errors.js";
-export type { ChatOptions, ChatToolCall, ChatTurn, Constraint, GenerateOptions, Prompt, ToolChoiceName } from "./prompts.js";
+export type {
+  ChatOptions,
+  ChatToolCall,
+  ChatTurn,
+  Constraint,
+  GenerateOptions,
+  Prompt,
+  ToolChoiceName,
+} from "./prompts.js";
 export { chat, generateRequest } from "./prompts.js";
 export type { EmbedOptions, InFlightOptions, LoadAdapterOptions, LoadOptions, LoadWeightsOptions } from "./runtime.js";
 export { Runtime } from "./runtime.js";
