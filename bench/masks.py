@@ -94,9 +94,11 @@ def _walk(matchers: Matchers, constraint: Constraint, number: int) -> _Walk:
     while (found := matchers.follow(sequence)).state == "BUILDING":
         pass
     while len(walk.tokens) < _MAX_TOKENS:
+        walk.tokens += found.forced
         bits = np.unpackbits(np.frombuffer(found.mask, np.uint8), bitorder="little")
         token = int(drawn.choice(np.flatnonzero(bits)))
         if token == _EOS:
+            walk.tokens = [one for one in walk.tokens if one != _EOS]
             break
         walk.tokens.append(token)
         began_s = time.thread_time()
@@ -120,6 +122,10 @@ async def _measure_process(path: Path, vocab_size: int, walk: _Walk) -> dict[int
             for _ in range(20):
                 outputs: list[ConstrainedOutput] = [processes.begin(walk.constraint, mask) for _ in range(count)]
                 for length in range(1, len(walk.tokens) + 1):
+                    if outputs[0].forced:
+                        for output in outputs:
+                            del output.forced[0]
+                        continue
                     began_s = time.perf_counter()
                     await processes.follow([(output, walk.tokens[:length]) for output in outputs])
                     measured[count].append(time.perf_counter() - began_s)

@@ -59,9 +59,11 @@ class NextTokens(msgspec.Struct, frozen=True):
             again. UNKNOWN is a sequence that the process has not got from its first token on.
         mask: int32 words [⌈vocabulary / 32⌉] in the order of the machine's bytes; bit i of word w is set if the token
             32 w + i is allowed.
+        forced: The tokens that come next, since the constraint allows no others; `mask` is for the token behind them.
         detail: What the sequence has reached.
     """
 
     state: Literal["KNOWN", "BUILDING", "UNKNOWN", "FAILED"]
     mask: bytes = b""
+    forced: list[int] = []
     detail: str = ""

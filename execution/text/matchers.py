@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
@@ -23,6 +24,8 @@ from execution.text.vocabulary import Vocabulary
 MAX_GRAMMARS: Final = 64
 #: How long an answer waits for a grammar that is being built, which takes less than a millisecond as a rule.
 _PATIENCE_S: Final = 0.002
+#: Forced tokens behind which an answer finds no more. Texts of a schema may be long, and steps have room for few.
+MAX_FORCED: Final = 128
 _BITS: Final = 32
 _EBNF_RULE: Final = "::="
 _MAX_REASON_CHARS: Final = 300
@@ -68,6 +71,7 @@ class Matchers:
         Raises ValueError if what a token adds to a text depends on more than the token.
         """
         self._vocabulary = Vocabulary(tokenizer, max(vocab_size, tokenizer.num_ids), eos)
+        self._vocab_size, self._eos = vocab_size, frozenset(eos)
         self._num_bytes = -(-vocab_size // _BITS) * (_BITS // 8)
         self._stripped = _make_mask(filter(self._vocabulary.strips, range(vocab_size)))
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammars")
@@ -100,7 +104,9 @@ class Matchers:
             follower.num_tokens += len(tokens)
             # An error is a state of the object, and so of its next mask.
             follower.matcher.consume_tokens(tokens)
-            return NextTokens("KNOWN", self._pack(self._mask(follower.matcher)))
+            forced, mask = self._run_ahead(follower.matcher)
+            follower.num_tokens += len(forced)
+            return NextTokens("KNOWN", self._pack(mask), forced)
         except ConstraintRefused as error:
             return NextTokens("FAILED", detail=str(error))
 
@@ -142,6 +148,28 @@ class Matchers:
         if grammar.stripped is not None:
             mask = mask & ~self._stripped | self._mask(grammar.stripped)
         return self._pack(mask)
+
+    def _run_ahead(self, matcher: LLMatcher) -> tuple[list[int], int]:
+        """Takes tokens while the grammar allows a single one; returns them, and the mask of the token behind.
+
+        If the sequence has to end, the token that ends it comes last.
+        """
+        forced: list[int] = []
+        while True:
+            mask = self._mask(matcher)
+            # A mask of a single token is a power of two.
+            if not mask or mask & (mask - 1) or len(forced) >= MAX_FORCED:
+                return forced, mask
+            only = mask.bit_length() - 1
+            if only >= self._vocab_size:
+                return forced, mask
+            if only in self._eos:
+                return [*forced, only], mask
+            # All of a forced text at once: for each mask the library makes tokens of what is left of it.
+            text = takewhile(lambda token: token < self._vocab_size, matcher.compute_ff_tokens()[:MAX_FORCED])
+            tokens = [*text] or [only]
+            matcher.consume_tokens(tokens)
+            forced += tokens
 
     def _mask(self, matcher: LLMatcher) -> int:
         mask = matcher.compute_bitmask()

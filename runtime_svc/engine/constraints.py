@@ -9,6 +9,7 @@ from typing import Any, Final
 from bundle.errors import KilnError
 from edge.supervision import begin_task
 from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.scheduler.plan import RowTokens
 
 #: Allowed tokens, with all tokens of their sequences -> for each the error that ends it; None if the mask has been
 #: found, or is to be asked for again.
@@ -34,12 +35,18 @@ class ConstrainedRequests:
         self.running: set[Request] = set()
         self._asking: set[asyncio.Task[None]] = set()
 
-    def note_tokens(self, requests: Sequence[Request]) -> None:
-        """Takes in that requests have new tokens: those that go on need other masks."""
-        following = [one for one in requests if one in self.running and one.finish is None]
-        for request in following:
-            assert request.constrained is not None, "it is followed"
-            request.constrained.mask = None
+    def note_tokens(self, rows: Sequence[RowTokens]) -> None:
+        """Takes in what a step gave to requests: those that go on need other masks, unless the tokens were forced."""
+        following: list[Request] = []
+        for new in rows:
+            constrained = new.request.constrained
+            if constrained is None or new.request.finish is not None:
+                continue
+            if constrained.forced:
+                del constrained.forced[: len(new.token_ids)]
+            else:
+                constrained.mask = None
+                following.append(new.request)
         if following:
             self._ask(following)
 

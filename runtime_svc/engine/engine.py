@@ -288,10 +288,11 @@ class Engine:
         self.requests.take_reported(running.plan, result.reported)
         outcome = StepOutcome.from_result(result)
         if self.requests.decode_step is not None:
-            await self.requests.decode(running.plan, outcome.tokens)
+            given = [(row.request, outcome.tokens[row.row]) for row in running.plan.rows if row.samples]
+            await self.requests.decode(given)
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         if self.requests.constraints.running:
-            self.requests.constraints.note_tokens([row.row.request for row in rows])
+            self.requests.constraints.note_tokens(rows)
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 
     async def _begin_next(self) -> _RunningStep | None:
@@ -305,6 +306,7 @@ class Engine:
             await self.ranks.zero_state(tainted)
         if self.requests.constraints.running:
             await self.requests.constraints.wait()
+            await self.requests.jump()
         plan = self.scheduler.schedule()
         if plan is None:
             return None

@@ -180,10 +180,13 @@ class AllowedTokens(Protocol):
     """The tokens that the constraint of a sequence allows.
 
     Attributes:
-        mask: Those that may come next, as `text.constraint.NextTokens` has them; None while that is being found out.
+        mask: Those that may come behind the forced ones, as `text.constraint.NextTokens` has them; None while that is
+            being found out, and then none is forced.
+        forced: The tokens that come next, since it allows no others.
     """
 
     mask: bytes | None
+    forced: list[int]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -275,6 +278,13 @@ class Request:
     def stands_still(self) -> bool:
         """Whether no step may compute it now."""
         return self.is_paused or (self.constrained is not None and self.constrained.mask is None)
+
+    @property
+    def known_tokens(self) -> Sequence[int]:
+        """The next tokens that need no step: those that are forced, unless a step has to give numbers with each."""
+        if self.constrained is None or self.top_logprobs is not None or self.wants_logits:
+            return ()
+        return self.constrained.forced
 
     @property
     def lacks_report(self) -> bool:

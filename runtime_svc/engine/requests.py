@@ -18,7 +18,7 @@ from runtime_svc.engine.request import Finish, FinishReason, Request, StallActio
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.sessions import SessionTable
-from runtime_svc.engine.streams import MergedStream, OutputStream, SequencePublisher, StepOutput
+from runtime_svc.engine.streams import MergedStream, OutputStream, SequencePublisher, StepOutcome, StepOutput
 from runtime_svc.engine.suspects import SuspectPrompts
 from runtime_svc.errors import (
     AdapterUnwritable,
@@ -173,17 +173,27 @@ class RequestTable:
                 if self.end_sequence(row.request, Finish(FinishReason.ERROR, error=error)):
                     self._scheduler.statistics.invalid_requests += 1
 
-    async def decode(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> None:
-        """Has the text of a step's tokens made before `add_output` gets them; ends requests for which that fails."""
-        if self.decode_step is None:
+    async def decode(self, new: Sequence[tuple[Request, Sequence[int]]]) -> None:
+        """Has the text of new tokens made before `add_output` gets them; ends requests for which that fails."""
+        new = [(request, tokens) for request, tokens in new if request in self._publishers]
+        if self.decode_step is None or not new:
             return
-        rows = [row for row in plan.rows if row.samples and row.request in self._publishers]
-        texts = [self._publishers[row.request].text for row in rows]
-        if rows:
-            errors = await self.decode_step([(text, tokens[row.row]) for row, text in zip(rows, texts, strict=True)])
-            for row, error in zip(rows, errors, strict=True):
-                if error is not None:
-                    self.end_sequence(row.request, Finish(FinishReason.ERROR, error=error))
+        errors = await self.decode_step([(self._publishers[request].text, tokens) for request, tokens in new])
+        for (request, _), error in zip(new, errors, strict=True):
+            if error is not None:
+                self.end_sequence(request, Finish(FinishReason.ERROR, error=error))
+
+    async def jump(self) -> None:
+        """Gives requests the tokens that their constraints force, where that is cheaper; no step is in flight."""
+        jumps = self._scheduler.list_jumps()
+        if not jumps:
+            return
+        # Stop strings end requests, and texts take the tokens that they have, before others follow.
+        self.publish()
+        await self.decode(jumps)
+        now_s = self._loop.time()
+        rows = [self._scheduler.jump(one, known, now_s) for one, known in jumps if one.finish is None]
+        self.add_output(StepOutput(rows, StepOutcome(()), self.weight_epoch))
 
     def note_loss(self, requests: Collection[Request]) -> None:
         """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
@@ -253,7 +263,7 @@ class RequestTable:
             raise
 
     def _publish(self, new: RowTokens, output: StepOutput) -> None:
-        request = new.row.request
+        request = new.request
         publisher = self._publishers[request]
         finish = request.finish
         stop_string = publisher.publish(new, output.outcome, output.weight_epoch)

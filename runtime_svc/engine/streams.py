@@ -90,7 +90,7 @@ class SequencePublisher:
         """
         self._publish_prompt(weight_epoch)
         request, text, pieces, tokens = self.request, self.text, [], []
-        finish, row, last_index = request.finish, new.row.row, len(new.token_ids) - 1
+        finish, row, last_index = request.finish, new.row, len(new.token_ids) - 1
         for index, token_id in enumerate(new.token_ids):
             token_text, offset, logprob = "", text.num_chars, None
             if outcome.logprobs is not None and request.top_logprobs is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Final
@@ -33,17 +33,17 @@ _FOLLOWING: Final = "finding the tokens that a constraint allows"
 
 @dataclass(eq=False, slots=True)
 class ConstrainedOutput:
-    """The output of one sequence with a constraint.
+    """The output of one sequence with a constraint; `mask` and `forced` as `AllowedTokens` has them.
 
     Attributes:
-        mask: The tokens that may come next, as `NextTokens` has them; None while that is being found out.
-        num_sent: Its tokens that the process has.
+        num_sent: Its tokens that the process has, forced ones included.
         has_ended: Whether its sequence has ended, so that it needs no mask.
     """
 
     constraint: Constraint
     number: int
     mask: bytes | None
+    forced: list[int] = field(default_factory=list)
     num_sent: int = 0
     has_ended: bool = False
 
@@ -126,8 +126,9 @@ class ConstraintProcesses:
             return [(await self.follow([one]))[0] for one in outputs]
         errors: list[KilnError | None] = []
         for (output, tokens), found in zip(outputs, answer.sequences, strict=True):
-            output.num_sent = 0 if found.state in ("UNKNOWN", "BUILDING") else len(tokens)
+            output.num_sent = 0 if found.state in ("UNKNOWN", "BUILDING") else len(tokens) + len(found.forced)
             output.mask = found.mask if found.state == "KNOWN" else None
+            output.forced = found.forced
             is_over = found.state == "FAILED"
             errors.append(ConstraintLimitExceeded("constraint", found.detail) if is_over else None)
         return errors

@@ -20,7 +20,7 @@ class Writer:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
         self.tokenizer: Final = tokenizer
         self.matchers: Final = Matchers(tokenizer, vocab_size, eos)
-        self._vocab_size, self._eos = vocab_size, eos
+        self._vocab_size, self._ends = vocab_size, [[token] for token in eos]
         # Numbers of sequences that no test gives.
         self._numbers = count(1 << 20)
 
@@ -40,18 +40,22 @@ class Writer:
         """Returns the tokens of a text that begins with some; None if it has not ended after so many."""
         drawn, tokens, number = random.Random(seed), list[int](), next(self._numbers)
         mask = self.matchers.compile(constraint)
-        for index in range(max_tokens):
-            token = begin[index] if index < len(begin) else drawn.choice(self.allowed(mask))
-            assert token in self.allowed(mask), (self.tokenizer.decode(tokens), token)
-            if token in self._eos:
-                self.matchers.forget([number])
-                return tokens
+        while len(tokens) < max_tokens and tokens[-1:] not in self._ends:
+            choices = self.allowed(mask)
+            # What is forced draws no number, whether it comes as a mask or with the token before.
+            token = choices[0] if len(choices) == 1 else drawn.choice(choices)
+            if len(tokens) < len(begin):
+                token = begin[len(tokens)]
+            assert token in choices, (self.tokenizer.decode(tokens), token)
             tokens.append(token)
-            found = self.follow(number, index, [token], None if index else constraint)
-            assert found.state == "KNOWN", found
-            mask = found.mask
+            if [token] not in self._ends:
+                found = self.follow(number, len(tokens) - 1, [token], constraint if len(tokens) == 1 else None)
+                assert found.state == "KNOWN", found
+                tokens += found.forced
+                assert tokens[: len(begin)] == [*begin[: len(tokens)]], (self.tokenizer.decode(tokens), begin)
+                mask = found.mask
         self.matchers.forget([number])
-        return None
+        return tokens[:-1] if tokens[-1:] in self._ends else None
 
     def write(self, constraint: Constraint, seed: int, max_tokens: int, begin: str = "") -> str | None:
         """Returns the text of what `draw` returns, for one that begins with `begin`."""

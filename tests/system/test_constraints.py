@@ -142,6 +142,34 @@ def test_what_cannot_be_kept_is_refused(stack: Stack, picking: str, field: str, 
     expect(read_refusal(status), "INVALID_ARGUMENT", "REQUEST_INVALID", field)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "cases"),
+    [
+        (0.0, CHOSEN[:7]),
+        pytest.param(0.0, CHOSEN, marks=pytest.mark.slow),
+        pytest.param(1.0, CHOSEN, marks=pytest.mark.slow),
+    ],
+    ids=["some", "greedy", "drawn"],
+)
+def test_forced_tokens_change_no_token(stack: Stack, picking: str, temperature: float, cases: list[Case]) -> None:
+    """With log probabilities each token is computed by a step; without, forced ones are computed together."""
+
+    def count_steps(request: pb.GenerateRequest) -> tuple[list[int], int]:
+        request.sampling.temperature, request.stop.max_new_tokens = temperature, 60
+        events = list(stack.generation().Generate(request))
+        return tokens_of(events), sum(one.steps for one in events[-1].finished.usage.buckets)
+
+    num_steps, num_tokens = 0, 0
+    for seed, case in enumerate(cases):
+        constraint = pb.OutputConstraint(json_schema=case.text)
+        alone, num_alone = count_steps(ask(picking, constraint, seed, output=pb.OutputOptions(logprobs=0)))
+        together, num_together = count_steps(ask(picking, constraint, seed))
+        assert together == alone, case.text
+        assert num_together <= num_alone == len(alone)
+        num_steps, num_tokens = num_steps + num_together, num_tokens + len(alone)
+    assert num_steps < 0.8 * num_tokens
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "least"), [(CHOSEN, 48), (list(generate(200, seed=31)), 190)], ids=["chosen", "drawn"]

@@ -19,7 +19,7 @@ from execution.step import ProcessedRow, Step, StepForm
 from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
-from runtime_svc.engine.scheduler.row_changes import RowChanges
+from runtime_svc.engine.scheduler.row_changes import RowChanges, make_mask
 
 # float32 holds multiples of 2**-24 exactly, so that no number is rounded up to 1.
 RESOLUTION_BITS: Final = 24
@@ -71,10 +71,15 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class RowTokens(msgspec.Struct, frozen=True):
-    """New tokens of a row's request, at least one; without those behind a token that ended the request."""
+    """New tokens of a request, at least one; without those behind a token that ended it.
 
-    row: ScheduledRow
+    Attributes:
+        row: That of the step which gave them; -1 if they are forced ones that no step gave.
+    """
+
+    request: Request
     token_ids: list[int]
+    row: int
 
 
 class StepBuilder:
@@ -172,12 +177,19 @@ class _RowValues:
         self._changes.advance(request.output_token_ids)
         num_generated = row.start + row.num_tokens - len(prompt)
         ends = tuple(request.stop.stop_token_ids) if num_generated < request.sampling.min_new_tokens else ()
-        constraint = None if request.constrained is None else request.constrained.mask
-        return self._changes, self._changes.make_mask(num_generated, ends, constraint)
+        return self._changes, self._changes.make_mask(num_generated, ends, _find_mask(request, vocab_size))
 
 
 def _shape_of(executable: Executable) -> tuple[SubmodelName, tuple[int, ...], int]:
     return executable.submodel, executable.bucket, executable.batch_size
+
+
+def _find_mask(request: Request, vocab_size: int) -> bytes | None:
+    """Returns the mask of a request's next token; None without a constraint."""
+    if request.constrained is None:
+        return None
+    forced = request.constrained.forced
+    return make_mask(forced[:1], vocab_size) if forced else request.constrained.mask
 
 
 def make_noise_keys(seed: int, position: int) -> tuple[int, int]:

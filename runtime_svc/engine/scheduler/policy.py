@@ -154,6 +154,24 @@ class AlternatingSteps:
             return None
         return StepPlan(plan.executable, tuple(next_rows), depends_on_previous=True)
 
+    def count_gainful(self, request: Request, num_running: int, kv: KvManager) -> int:
+        """Counts the known tokens of a running request that one step of a prompt computes for less than one step each.
+
+        While that step runs, `num_running` requests wait, itself included; they share the other steps. Costs are those
+        of `BucketTable.count_tokens`. `kv` makes room for the tokens; without, none is counted.
+        """
+        start = request.num_computed_tokens
+        count = min(len(request.known_tokens), self._buckets.find_room(start) - 1)
+        if count < 1 or request.num_tokens - start > 1:
+            # No step takes them, or one is due that gives the first of them.
+            return 0
+        prompt = CachedPrompt(1 + count, start)
+        choice = self._buckets.for_prompts([prompt])
+        assert choice is not None, "there is room"
+        saved = count * (STEP_TOKENS + num_running)
+        spent = num_running * (STEP_TOKENS + self._buckets.count_tokens(choice, [prompt]))
+        return count if saved > spent and kv.reserve(request, 1 + count) is not None else 0
+
     def _is_ready(self, request: Request) -> bool:
         """Whether a running request goes on by token_generation."""
         num_computed = request.num_computed_tokens

@@ -40,7 +40,7 @@ class RowChanges:
         self.cuts = array("f", read_cuts(sampling))
         self._counts: defaultdict[int, int] = defaultdict(int)
         self._frequency, self._presence = array("f", (-sampling.frequency_penalty, sampling.presence_penalty))
-        self._allowed = _make_mask(sampling.allowed_token_ids, vocab_size)
+        self._allowed = make_mask(sampling.allowed_token_ids, vocab_size)
         # Tokens so far, if any of them exclude others, and which tokens have followed each few of them.
         self._history: list[int] = []
         self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
@@ -71,9 +71,7 @@ class RowChanges:
         """
         sampling = self._sampling
         if num_generated < len(sampling.forced_token_ids):
-            return array(
-                "i", _make_mask(sampling.forced_token_ids[num_generated : num_generated + 1], self._vocab_size)
-            )
+            return array("i", make_mask(sampling.forced_token_ids[num_generated : num_generated + 1], self._vocab_size))
         excluded = {*ends, *self._find_repeating(), *self._find_bad()}
         allowed = sampling.allowed_token_ids
         if constraint is None and not excluded and not allowed:
@@ -130,8 +128,8 @@ class RowChanges:
         ]
 
 
-def _make_mask(allowed: Sequence[int], vocab_size: int) -> bytes:
-    """Words with the bits of some tokens, or of all if none is named."""
+def make_mask(allowed: Sequence[int], vocab_size: int) -> bytes:
+    """Returns words with the bits of some tokens, or of all if none is named."""
     size = -(-vocab_size // WORD_BITS) * WORD_BITS // 8
     if not allowed:
         return b"\xff" * size

@@ -15,7 +15,7 @@ from bundle.abi.submodels import SUBMODELS
 from edge.histogram import Histogram
 from runtime_svc.engine.adapters import AdapterSlots
 from runtime_svc.engine.kv.manager import KvManager
-from runtime_svc.engine.request import BucketKey, FinishReason, Request
+from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps
 
@@ -156,7 +156,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run."""
-        waiting = self._list_startable() if self._waiting and self.is_admitting else ()
+        waiting = self._list_startable()
         plan = self.policy.plan(self._running, waiting, self.kv)
         while plan is None and self._preempt():
             plan = self.policy.plan(self._running, waiting, self.kv)
@@ -197,11 +197,34 @@ class Scheduler:
                 request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
                 num_padding += executable.bucket[0] - row.num_tokens
             if taken := self._settle(row, tokens[row.row], now_s):
-                outputs.append(RowTokens(row, taken))
+                outputs.append(RowTokens(request, taken, row.row))
         self.statistics.steps[key] += 1
         self.statistics.computed_tokens[key] += num_computed
         self.statistics.padding_tokens[key] += num_padding
         return outputs
+
+    def list_jumps(self) -> list[tuple[Request, Sequence[int]]]:
+        """Lists the requests that should take known tokens now, with those; see `AlternatingSteps.count_gainful`.
+
+        Lists none while a request could start: its prompt would wait for one of their steps after the other.
+        """
+        if self._list_startable():
+            return []
+        going = [request for request in self._running if not request.stands_still]
+        return [
+            (request, request.known_tokens[:count])
+            for request in going
+            if request.known_tokens and (count := self.policy.count_gainful(request, len(going), self.kv))
+        ]
+
+    def jump(self, request: Request, known: Sequence[int], now_s: float) -> RowTokens:
+        """Appends known tokens to a running request, which the next step computes together."""
+        assert request.constrained is not None, "its constraint forces them"
+        taken, finish = request.take(known)
+        del request.constrained.forced[: len(taken)]
+        self._count_tokens(request, len(taken), now_s)
+        self._end(request, finish, now_s)
+        return RowTokens(request, taken, -1)
 
     def check_integrity(self) -> None:
         """Asserts that queue, KV cache and requests agree."""
@@ -240,7 +263,7 @@ class Scheduler:
 
     def _list_startable(self) -> Sequence[Request]:
         """Lists the oldest waiting requests that may start now, oldest first: one that runs alone, or any others."""
-        if any(request.runs_alone for request in self._running):
+        if not self._waiting or not self.is_admitting or any(request.runs_alone for request in self._running):
             return ()
         if self._waiting[0].runs_alone:
             return () if self._running else (self._waiting[0],)
@@ -282,10 +305,14 @@ class Scheduler:
         if taken:
             self._count_tokens(request, len(taken), now_s)
         self.kv.commit(request)
+        self._end(request, finish, now_s)
+        return taken
+
+    def _end(self, request: Request, finish: Finish | None, now_s: float) -> None:
+        """Takes out a request that its newest token ended."""
         if finish is not None:
             request.claim_finish(finish, now_s)
             self.remove(request)
-        return taken
 
     def _count_tokens(self, request: Request, count: int, now_s: float) -> None:
         timeline, statistics = request.timeline, self.statistics

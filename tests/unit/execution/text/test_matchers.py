@@ -9,7 +9,8 @@ from functools import cache
 import jsonschema
 import pytest
 
-from execution.text.constraint import Constraint, ConstraintRefused, NextTokens
+from execution.text import matchers as module
+from execution.text.constraint import ConstrainedSequence, Constraint, ConstraintRefused, NextTokens
 from execution.text.matchers import Matchers
 from execution.text.tokenizer import Tokenizer
 from tests.constraints.schemas import CHOSEN, Case, generate
@@ -46,22 +47,22 @@ def count_ends(cases: list[Case]) -> int:
     return num_ended
 
 
-def test_chosen_schemas_give_values() -> None:
-    assert len(CHOSEN) == 50
-    assert count_ends(CHOSEN) >= 0.95 * len(CHOSEN)
-
-
-def test_generated_schemas_give_values() -> None:
-    assert count_ends(list(generate(200, seed=31))) >= 190
+def test_schemas_give_values() -> None:
+    generated = list(generate(200, seed=31))
+    assert (len(CHOSEN), len(generated)) == (50, 200)
+    assert count_ends([*CHOSEN, *generated]) >= 0.95 * 250
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.text[:40])
 def test_the_shortest_value_is_let_through(case: Case) -> None:
     tokens = TOKENIZER.encode(case.shortest_text, add_special_tokens=False)
     found = follow(-1, 0, [], Constraint(kind="json_schema", text=case.text))
-    for index, token in enumerate(tokens):
-        assert token in allowed(found.mask), (case, tokens[:index])
-        found = follow(-1, index, [token])
+    index = 0
+    while index < len(tokens):
+        assert tokens[index - len(found.forced) : index] == found.forced
+        assert tokens[index] in allowed(found.mask), (case, tokens[:index])
+        found = follow(-1, index, [tokens[index]])
+        index += 1 + len(found.forced)
     assert EOS[0] in allowed(found.mask)
     writer().matchers.forget([-1])
 
@@ -124,6 +125,28 @@ def test_a_sequence_is_followed_from_its_first_token_on() -> None:
     assert follow(3001, 2, a).state == "FAILED"
     writer().matchers.forget([3001])
     assert follow(3001, 3, []).state == "UNKNOWN"
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.text[:40])
+def test_forced_tokens_are_those_that_masks_leave(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so it is whether they come at once, or some at a time."""
+    constraint = Constraint(kind="json_schema", text=case.text)
+    texts = []
+    for most in (module.MAX_FORCED, 3, 0):
+        monkeypatch.setattr(module, "MAX_FORCED", most)
+        texts.append([writer().draw(constraint, 4000 + seed, 60) for seed in range(3)])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_sequence_that_has_to_end_is_forced_to() -> None:
+    """If one token alone ends sequences."""
+    first, *others = TOKENIZER.encode("yes", add_special_tokens=False)
+    sequence = ConstrainedSequence(0, 0, [first], Constraint(kind="regex", text="yes"))
+    for ends, forced in ((EOS[:1], [*others, EOS[0]]), (EOS, others)):
+        ending = Matchers(TOKENIZER, VOCAB_SIZE, ends)
+        while (found := ending.follow(sequence)).state == "BUILDING":
+            pass
+        assert (found.forced, allowed(found.mask)) == (forced, [*ends])
 
 
 def test_a_vocabulary_of_another_size_than_the_models_has_masks_of_the_models() -> None:

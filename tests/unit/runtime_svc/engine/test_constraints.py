@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,21 @@ from bundle.manifest import Serving
 from execution.text.constraint import Constraint
 from execution.text.errors import TextProcessLost
 from runtime_svc.engine.config import ChunkLimits, EngineConfig
+from runtime_svc.engine.events import TokenDelta
 from runtime_svc.engine.request import FinishReason
 from runtime_svc.text.constraints import ConstrainedOutput
 from tests.bundles.manifests import DYNAMIC
-from tests.ranks.engines import BLOCKS, EngineHarness, StartEngine, collect, is_async, start_engine, tokens_of
+from tests.ranks.engines import (
+    BLOCKS,
+    EngineHarness,
+    StartEngine,
+    collect,
+    generated_of,
+    is_async,
+    letters,
+    start_engine,
+    tokens_of,
+)
 from tests.ranks.fakes import VOCAB_SIZE, expected_tokens
 
 __all__ = ["is_async", "start_engine"]
@@ -43,9 +55,13 @@ def constrain(number: int) -> ConstrainedOutput:
 
 
 class Follower:
-    """Knows the masks, but for those of sequences that are late, which it finds at the second call, or never."""
+    """Knows the masks, but for those of sequences that are late, which it finds at the second call, or never.
 
-    def __init__(self, harness: EngineHarness) -> None:
+    It forces the next `num_forced` tokens each time.
+    """
+
+    def __init__(self, harness: EngineHarness, num_forced: int = 0) -> None:
+        self._num_forced = num_forced
         self.late: set[int] = set()
         self.stuck: set[int] = set()
         self.failing: dict[int, KilnError] = {}
@@ -61,27 +77,30 @@ class Follower:
             if output.number in self.late:
                 self.late.discard(output.number)
             elif output.number not in self.stuck:
-                output.mask = mask_of(output.number, len(tokens))
+                length = len(tokens) + self._num_forced
+                output.forced = tokens_of_sequence(output.number, length)[len(tokens) :]
+                output.mask = mask_of(output.number, length)
         return [self.failing.get(output.number) for output, _ in outputs]
 
 
+@pytest.mark.parametrize("num_forced", [0, 2, 7])
 @pytest.mark.parametrize(
     ("options", "chunks"),
     [
         (HOST, ChunkLimits()),
         (HOST, ChunkLimits(max_tokens=4)),
         (DEVICE, ChunkLimits(max_tokens=4)),
-        (HOST | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
-        (DEVICE | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
-        (HOST | {"num_blocks": 20, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
+        (HOST | {"num_blocks": 16, "num_slots": 4}, ChunkLimits()),
+        (DEVICE | {"num_blocks": 16, "num_slots": 4}, ChunkLimits()),
+        (HOST | {"num_blocks": 16, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
     ],
     ids=["whole", "chunked", "on_device", "preempted", "preempted_on_device", "cached"],
 )
 async def test_masks_are_those_of_the_next_token(
-    start_engine: StartEngine, options: dict[str, Any], chunks: ChunkLimits
+    start_engine: StartEngine, options: dict[str, Any], chunks: ChunkLimits, num_forced: int
 ) -> None:
     harness = await start_engine(EngineConfig(chunks=chunks), **options)
-    follower = Follower(harness)
+    follower = Follower(harness, num_forced)
     prompts = [[number + 5] * 13 for number in range(4)]
     streams = [harness.submit(one, max_new_tokens=30, constrained=constrain(at)) for at, one in enumerate(prompts[:3])]
     streams.append(harness.submit(prompts[3], max_new_tokens=30))
@@ -99,6 +118,80 @@ async def test_a_session_goes_on_with_a_constraint(start_engine: StartEngine) ->
     second = await collect(harness.submit(prompt, max_new_tokens=4, session="s", constrained=constrain(1)))
     assert harness.engine.scheduler.statistics.session_tokens
     assert (tokens_of(first), tokens_of(second)) == (tokens_of_sequence(0, 6), tokens_of_sequence(1, 4))
+
+
+def count_steps(harness: EngineHarness) -> Counter[str]:
+    return Counter({key.submodel: count for key, count in harness.engine.scheduler.statistics.steps.items()})
+
+
+@pytest.mark.parametrize("options", [HOST, DEVICE], ids=["host", "device"])
+async def test_forced_tokens_cost_one_step_together(start_engine: StartEngine, options: dict[str, Any]) -> None:
+    """They come at once, and are computed with the token before, as the last part of a prompt."""
+    harness = await start_engine(**options)
+    Follower(harness, num_forced=5)
+    events = await collect(harness.submit([5, 6, 7], max_new_tokens=13, constrained=constrain(0)))
+    assert tokens_of(events) == tokens_of_sequence(0, 13)
+    assert count_steps(harness) == {"context_encoding": 3}
+    deltas = [event.payload.tokens for event in events if isinstance(event.payload, TokenDelta)]
+    assert [len(tokens) for tokens in deltas] == [6, 6, 1]
+    usage = events[-1].payload.usage
+    assert (usage.generated_tokens, usage.kv_tokens) == (13, 15)
+
+
+@pytest.mark.parametrize("options", [{"top_logprobs": 0}, {"top_logprobs": 2}], ids=["logprobs", "alternatives"])
+async def test_forced_tokens_with_numbers_have_a_step_each(start_engine: StartEngine, options: dict[str, Any]) -> None:
+    harness = await start_engine(**HOST)
+    Follower(harness, num_forced=5)
+    events = await collect(harness.submit([5, 6, 7], max_new_tokens=13, constrained=constrain(0), **options))
+    assert tokens_of(events) == tokens_of_sequence(0, 13)
+    assert all(token.logprob is not None for token in generated_of(events))
+    assert count_steps(harness) == {"context_encoding": 1, "token_generation": 12}
+
+
+async def test_a_forced_token_is_no_reason_for_a_step_that_many_wait_for(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST | {"num_slots": 4})
+    Follower(harness, num_forced=2)
+    streams = [harness.submit([5, number], max_new_tokens=20) for number in range(3)]
+    streams.append(harness.submit([5, 6], max_new_tokens=18, constrained=constrain(0)))
+    answers = [tokens_of(events) for events in await asyncio.gather(*map(collect, streams))]
+    assert answers == [*(expected_tokens([5, number], 20) for number in range(3)), tokens_of_sequence(0, 18)]
+    assert count_steps(harness)["context_encoding"] == 4
+
+
+async def test_a_prompt_does_not_wait_for_forced_tokens(start_engine: StartEngine) -> None:
+    harness = await start_engine(**HOST)
+    Follower(harness, num_forced=7)
+    streams = [harness.submit([5, 6, 7], constrained=constrain(0)), harness.submit([8] * 9, max_new_tokens=2)]
+    await asyncio.gather(*map(collect, streams))
+    prefills = [step.inputs["num_tokens"][0] for step in harness.ranks.steps if step.tag.startswith("context")]
+    assert prefills[:2] == [3, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "count"),
+    [
+        ({"max_new_tokens": 4}, FinishReason.LENGTH, 4),
+        ({"max_new_tokens": 6}, FinishReason.LENGTH, 6),
+        ({"stop_token_ids": (tokens_of_sequence(0, 3)[-1],)}, FinishReason.STOP_TOKEN, 3),
+        ({"stop_strings": (letters(tokens_of_sequence(0, 4)[-2:]),)}, FinishReason.STOP_STRING, 4),
+        ({"stop_strings": (letters(tokens_of_sequence(0, 1)),)}, FinishReason.STOP_STRING, 1),
+    ],
+    ids=["length", "length_of_all", "stop_token", "stop_string", "stop_string_before"],
+)
+async def test_a_sequence_ends_among_forced_tokens(
+    start_engine: StartEngine, options: dict[str, Any], reason: FinishReason, count: int
+) -> None:
+    harness = await start_engine(**HOST)
+    follower = Follower(harness, num_forced=5)
+    events = await collect(harness.submit([5, 6, 7], session="s", constrained=constrain(0), **options))
+    finished = events[-1].payload
+    assert finished.finish.reason is reason
+    assert (tokens_of(events), finished.usage.generated_tokens) == (tokens_of_sequence(0, count), count)
+    assert count_steps(harness) == {"context_encoding": 1}
+    assert follower.ended == [0]
+    # The session keeps what was computed, and no more.
+    again = await collect(harness.submit([5, 6, 7, *tokens_of(events)], max_new_tokens=4, session="s"))
+    assert tokens_of(again) == expected_tokens([5, 6, 7, *tokens_of(events)], 4)
 
 
 async def test_a_row_whose_mask_is_late_holds_up_no_other(start_engine: StartEngine) -> None:

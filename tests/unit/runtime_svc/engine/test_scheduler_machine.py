@@ -210,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 given = tokens[row.row][: row.request.num_missing_tokens] if row.samples else []
                 expected[row.request] = given[: given.index(9) + 1] if 9 in given else given
         before = {request: len(request.output_token_ids) for request in expected}
-        taken = {one.row.request: one.token_ids for one in update(self.scheduler, plan, tokens)}
+        taken = {one.request: one.token_ids for one in update(self.scheduler, plan, tokens)}
         assert taken == {request: new for request, new in expected.items() if new}
         for request, new in expected.items():
             assert request.output_token_ids[before[request] :] == new
