@@ -9,8 +9,9 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from execution.text.tokenizer import Tokenizer
 
-#: A tokenizer may put a space before a text, but puts none behind this.
+#: A tokenizer may put a space before a text, but puts none behind this, which is some tokens with such a space.
 _GUARD: Final = "\n"
+_MAX_GUARD_TOKENS: Final = 3
 
 
 class Vocabulary:
@@ -53,8 +54,7 @@ class Vocabulary:
         wanted = text.encode()
         for guard in ("", _GUARD):
             ids = self._tokenizer.encode(guard + text, add_special_tokens=False)
-            begins = range(len(ids) + 1) if guard else (0,)
-            for begin in begins:
+            for begin in range(_MAX_GUARD_TOKENS + 1 if guard else 1):
                 if b"".join(self._texts[one] for one in ids[begin:]) == wanted:
                     return ids[begin:]
         return self._spell(wanted)

@@ -15,9 +15,11 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as pb
+from tokenizers import decoders
 
 from execution.text import handle
 from tests.bundles.manifests import DYNAMIC
+from tests.checkpoints.tokenizer_files import byte_fallback
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.running_time import running_time
@@ -92,6 +94,20 @@ async def test_sequences_go_on_when_a_process_is_lost(picking: Runtime) -> None:
         assert re.fullmatch(LETTERS.regex, await one)
     assert follower.has_ended
     assert text.num_restarts == 1
+
+
+async def test_a_tokenizer_whose_text_depends_on_neighbours_is_refused_at_once(picking: Runtime) -> None:
+    library = byte_fallback()
+    library.decoder = decoders.WordPiece()
+    sampling = msgspec.structs.replace(DYNAMIC, mode="host")
+    await picking.deploy("pieces", ref="pieces", tokenizer=library.to_str().encode(), sampling=sampling)
+    request = ask(LETTERS)
+    request.deployment_id = "pieces"
+    before = set(psutil.Process().children(recursive=True))
+    call = picking.generation.Generate(request)
+    refusal = await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "constraint.regex")
+    assert "depends on the tokens beside them" in refusal.fields["constraint.regex"]
+    assert set(psutil.Process().children(recursive=True)) == before
 
 
 async def test_processes_end_with_their_deployment(picking: Runtime) -> None:
