@@ -55,6 +55,7 @@ class Step(msgspec.Struct, frozen=True):
             this one takes.
         processed: Rows whose logits are changed before their tokens are picked. Needs `Sampling.mode` host.
         reported: Names of the outputs to return of those that say something of prompts; the executable has them.
+        with_old: Compute with the weights that the last swap kept.
     """
 
     tag: str
@@ -64,6 +65,7 @@ class Step(msgspec.Struct, frozen=True):
     depends_on_previous: bool = False
     processed: tuple[ProcessedRow, ...] = ()
     reported: tuple[str, ...] = ()
+    with_old: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -257,6 +257,17 @@ class LoadInProgress(RuntimeServiceError, code="ABORTED"):
     deployment_id: str
 
 
+class OldWeightsInUse(RuntimeServiceError, code="FAILED_PRECONDITION"):
+    """A load of weights while requests run on with old ones: ranks map two sets at most."""
+
+    message = (
+        "{num_requests} requests run on with the weights of epoch {weight_epoch}; repeat the call when they have ended,"
+        " or load those weights, which need no room"
+    )
+    num_requests: int
+    weight_epoch: int
+
+
 class BundleSourceUnavailable(RuntimeServiceError, code="UNAVAILABLE"):
     """A bundle service that does not answer."""
 

@@ -60,7 +60,7 @@ class AotiProgram:
         """Has no effect, because the library keeps no tensor's memory alive."""
 
     def swap_constants(self) -> None:
-        """Puts the staged constants in use."""
+        """Exchanges the staged constants and those in use."""
         self._library.swap_constants()
 
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -70,8 +70,8 @@ class EagerProgram:
         self._staged = []
 
     def swap_constants(self) -> None:
-        """Puts the staged constants in use."""
-        self._constants, self._staged = self._staged, []
+        """Exchanges the staged constants and those in use."""
+        self._constants, self._staged = self._staged, self._constants
 
     @torch.no_grad()
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:

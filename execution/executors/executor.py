@@ -26,11 +26,12 @@ class Executor(Protocol):
     def state_bytes(self) -> int:
         """Bytes of the KV cache."""
 
-    def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, tag: str, inputs: Mapping[str, Tensor], *, with_old: bool = False) -> dict[str, Tensor]:
         """Runs one executable once.
 
         Args:
             inputs: The manifest's inputs, by name, contiguous.
+            with_old: Compute with the weights that the last swap kept.
 
         Returns:
             The manifest's outputs, by name; new tensors.
@@ -40,24 +41,28 @@ class Executor(Protocol):
             StepInvalid: The inputs are not the manifest's.
             StepFailed: The executable raised.
             WeightsAwaited: The bundle came without weights and none have been swapped in.
+            WeightsNotStaged: There are no old weights.
         """
 
     def stage_weights(self, path: Path) -> None:
-        """Maps other weights beside those in use. They replace any staged before.
+        """Maps other weights beside those in use. They replace any staged before, and old ones that a swap kept.
 
         Raises:
-            WeightsInvalid: The file does not fit. The weights in use and those staged before stay.
+            WeightsInvalid: The file does not fit. The weights in use and those beside them stay.
         """
 
-    def swap_weights(self) -> None:
-        """Puts the staged weights in use and releases the old ones. Mutable sets keep what they hold.
+    def swap_weights(self, *, keeps_old: bool = False) -> None:
+        """Puts the staged weights in use. Mutable sets keep what they hold.
+
+        It releases the old weights, or, with `keeps_old`, leaves them staged: steps can run with them, and another swap
+        puts them back in use.
 
         Raises:
             WeightsNotStaged: Nothing is staged.
         """
 
     def discard_staged(self) -> None:
-        """Releases staged weights, if any."""
+        """Releases staged weights, or old ones that a swap kept, if any."""
 
     def check(self, weight_set: str, index: int, path: Path | None) -> None:
         """Checks whether `write` could write, as it does itself; changes nothing.

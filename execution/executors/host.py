@@ -20,7 +20,7 @@ from execution.executors.weights import RankWeights
 
 
 class HostProgram(Protocol):
-    """One loaded executable, with up to two sets of constants: the one in use and the one staged.
+    """One loaded executable, with up to two sets of constants: the one in use and the other one, which is staged.
 
     Its constants are the weights' own memory. It must not keep a set that is neither staged nor in use.
     """
@@ -36,7 +36,7 @@ class HostProgram(Protocol):
         """Releases staged constants, if any."""
 
     def swap_constants(self) -> None:
-        """Puts the staged constants in use and releases the old ones."""
+        """Exchanges the staged constants and those in use, as often as the two sets take turns."""
 
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
         """Calls the program once with inputs and state in calling order.
@@ -74,6 +74,8 @@ class HostExecutor:
         # By blob: executables of several buckets may be one program.
         self._programs: dict[str, HostProgram] = {}
         self._bound: dict[str, Executable] = {}
+        # Blobs of programs that ran with the old weights last. They change over when a step needs the others.
+        self._on_old: set[str] = set()
         for executable in manifest.executables:
             first = self._bound.setdefault(executable.blob, executable)
             if first is executable:
@@ -97,13 +99,16 @@ class HostExecutor:
         """Bytes of the KV cache."""
         return self._state.size_bytes
 
-    def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, tag: str, inputs: Mapping[str, Tensor], *, with_old: bool = False) -> dict[str, Tensor]:
         """Runs one executable once."""
         executable = self._arguments.executable(tag)
         arguments = self._arguments.order(executable, inputs)
         if not self._weights.is_complete:
             # The programs have no constants yet, but compiled ones would read them nevertheless.
             raise WeightsAwaited
+        if with_old and self._weights.staged is None:
+            raise WeightsNotStaged
+        self._select(executable.blob, old=with_old)
         arguments += [self._state.tensors[name] for name in executable.state]
         results = self._programs[executable.blob].run(arguments)
         num_outputs = len(executable.outputs)
@@ -121,15 +126,19 @@ class HostExecutor:
             self.discard_staged()
             raise
 
-    def swap_weights(self) -> None:
+    def swap_weights(self, *, keeps_old: bool = False) -> None:
         """Puts the staged weights in use."""
         if self._weights.staged is None:
             raise WeightsNotStaged
+        self._select_all()
         self._swap()
         self._weights.swap()
+        if not keeps_old:
+            self.discard_staged()
 
     def discard_staged(self) -> None:
-        """Releases staged weights."""
+        """Releases the weights that are not in use."""
+        self._select_all()
         for program in self._programs.values():
             program.discard_staged()
         self._weights.discard_staged()
@@ -162,7 +171,18 @@ class HostExecutor:
         self._weights.close()
         self._state.tensors.clear()
 
+    def _select(self, blob: str, *, old: bool) -> None:
+        if (blob in self._on_old) is not old:
+            self._programs[blob].swap_constants()
+            self._on_old ^= {blob}
+
+    def _select_all(self) -> None:
+        """Puts the weights in use into every program."""
+        for blob in tuple(self._on_old):
+            self._select(blob, old=False)
+
     def _stage(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._select_all()
         for blob, program in self._programs.items():
             program.stage_constants(order_constants(self._bound[blob], weights))
 

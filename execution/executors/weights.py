@@ -98,7 +98,7 @@ def find_shard(weight_set: WeightSet, rank: int) -> WeightShard:
 
 
 class RankWeights:
-    """One rank's weights: those in use and, if a swap is prepared, those staged to replace them.
+    """One rank's weights: those in use, and those staged beside them: the next ones, or old ones that a swap kept.
 
     Both are by weight set and name; `staged` is None if nothing is staged. Sets that came without a file are missing
     from `active` until a swap, but for mutable ones: these begin with zeros, and no swap replaces them.
@@ -146,10 +146,10 @@ class RankWeights:
                 tensor[index].copy_(entry[name])
 
     def swap(self) -> None:
-        """Puts the staged weights in use."""
+        """Exchanges the staged weights and those in use."""
         if self.staged is None:
             raise WeightsNotStaged
-        self.active, self.staged = self.staged, None
+        self.active, self.staged = self.staged, self.active
 
     def discard_staged(self) -> None:
         """Releases staged weights, if any."""

@@ -108,6 +108,7 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
     return_logits: bool
     processed: tuple[ProcessedRow, ...] = ()
     reported: tuple[str, ...] = ()
+    with_old: bool = False
 
     @classmethod
     def of(cls, step: Step, memory_set: int) -> Self:
@@ -120,6 +121,7 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
             return_logits=step.return_logits,
             processed=step.processed,
             reported=step.reported,
+            with_old=step.with_old,
         )
 
 
@@ -129,12 +131,14 @@ class StageWeights(_Message, frozen=True, kw_only=True):
     path: str
 
 
-class SwapWeights(_Message, frozen=True):
-    """Put the staged weights in use. The answer is `Swapped`."""
+class SwapWeights(_Message, frozen=True, kw_only=True):
+    """Put the staged weights in use, and keep the old ones in their place or release them. The answer is `Swapped`."""
+
+    keeps_old: bool
 
 
 class DiscardStaged(_Message, frozen=True):
-    """Release the staged weights. The answer is `Done`."""
+    """Release the weights that are not in use. The answer is `Done`."""
 
 
 class WriteEntry(_Message, frozen=True, kw_only=True):

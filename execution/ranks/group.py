@@ -238,7 +238,7 @@ class RankGroup:
 
     @_seen_through
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
-        """Maps new weights beside those in use, on all ranks or on none. They replace any staged before."""
+        """Maps new weights beside those in use, on all ranks or on none. They replace any others there."""
         calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
         try:
             await self._gather([rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)])
@@ -247,21 +247,22 @@ class RankGroup:
             raise
 
     @_seen_through
-    async def swap_weights(self) -> float:
-        """Puts the staged weights in use and releases the old ones; returns the longest pause of a rank in seconds.
+    async def swap_weights(self, *, keeps_old: bool = False) -> float:
+        """Puts the staged weights in use; returns the longest pause of a rank in seconds.
 
-        If one rank swaps and another cannot, the group ends.
+        It releases the old ones, or keeps them for steps `with_old` and for another swap, which puts them back. If one
+        rank swaps and another cannot, the group ends.
         """
         async with self._turn:
             swapped = await self._change_weights(
-                [rank.ask(SwapWeights(), Swapped) for rank in self._ranks], WeightsNotStaged
+                [rank.ask(SwapWeights(keeps_old=keeps_old), Swapped) for rank in self._ranks], WeightsNotStaged
             )
             self.weights_bytes = sum(answer.weights_bytes for answer in swapped)
             return max(answer.duration_s for answer in swapped)
 
     @_seen_through
     async def discard_staged(self) -> None:
-        """Releases staged weights, if any."""
+        """Releases the weights that are not in use, if there are any."""
         await self._call_all(DiscardStaged(), Done)
 
     @_seen_through

@@ -88,9 +88,9 @@ class Rank:
                 self._warm_up()
             case StageWeights(path=path):
                 self._executor.stage_weights(Path(path))
-            case SwapWeights():
+            case SwapWeights(keeps_old=keeps_old):
                 started = time.perf_counter()
-                self._executor.swap_weights()
+                self._executor.swap_weights(keeps_old=keeps_old)
                 duration_s = time.perf_counter() - started
                 return Swapped(duration_s=duration_s, weights_bytes=self._executor.weights_bytes)
             case DiscardStaged():
@@ -137,7 +137,7 @@ class Rank:
                     raise StepAborted(call.tag, "the previous step has no tokens")
                 # An invalid row computes any token in vain, until the engine knows.
                 inputs["input_ids"] = previous_tokens.clamp(min=0).view(inputs["input_ids"].shape)
-            outputs = self._executor.run(call.tag, inputs)
+            outputs = self._executor.run(call.tag, inputs, with_old=call.with_old)
         for name, view in views.internal.items():
             view[self._launch.rank].copy_(outputs[name])
         # All other outputs are the same on all ranks.

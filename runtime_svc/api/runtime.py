@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib import metadata
 from typing import Any, Final
 
@@ -109,7 +110,8 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         if deployment.followed_alias:
             raise AliasFollowed(deployment.deployment_id, deployment.followed_alias)
         check_ref(request.ref)
-        load = WeightsLoad(lambda: self._deployments.library.resolve(request.ref), feed, policy, keep_kv)
+        find = partial(self._deployments.library.resolve, request.ref)
+        load = WeightsLoad(request.ref, find, feed, policy, keep_kv, request.keep_old_weights)
         task = asyncio.create_task(self._deployments.load_weights(deployment, load))
         task.add_done_callback(lambda _: feed.close())
         try:

@@ -61,7 +61,7 @@ def spec_from_pb(request: pb.LoadBundleRequest) -> DeploymentSpec:
 def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolicy) -> InFlightPolicy:
     """Converts the policy of UnloadBundle and ResetKVCache for running requests."""
     policy = _find_policy(value, default)
-    if policy is None or policy is InFlightPolicy.CONTINUE:
+    if policy is None or policy in {InFlightPolicy.CONTINUE, InFlightPolicy.FINISH_ON_OLD}:
         raise RequestInvalid([_policy_violation(value, "WAIT, ABORT or REFUSE")])
     return policy
 
@@ -96,8 +96,10 @@ def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPol
         violations.append(FieldViolation("kv_policy", str(request.kv_policy), "INVALIDATE or KEEP"))
     keep_kv = request.kv_policy == pb.KV_POLICY_KEEP
     policy = _find_policy(request.in_flight_policy, InFlightPolicy.WAIT)
-    if policy is None or (policy is InFlightPolicy.CONTINUE and not keep_kv):
-        accepted = "WAIT, ABORT, REFUSE, or with KV_POLICY_KEEP CONTINUE"
+    # Keys and values are of the weights that compute their sequence: with one of the two they must be, or must not.
+    needs_kv = {InFlightPolicy.CONTINUE: True, InFlightPolicy.FINISH_ON_OLD: False}
+    if policy is None or needs_kv.get(policy, keep_kv) is not keep_kv:
+        accepted = "WAIT, ABORT, REFUSE, with KV_POLICY_KEEP CONTINUE, without it FINISH_ON_OLD"
         violations.append(_policy_violation(request.in_flight_policy, accepted))
     if violations or policy is None:
         raise RequestInvalid(violations)
@@ -136,6 +138,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         target_inter_token_latency=None if target_s is None else duration_to_pb(target_s),
         kept_weights=_kept_to_pb(deployment, measure_kept_weights),
         kept_kv=_kept_to_pb(deployment, measure_kept_state),
+        old_weights=_old_weights_to_pb(deployment),
     )
 
 
@@ -219,6 +222,22 @@ def _policy_violation(value: pb.InFlightPolicy.ValueType, accepted: str) -> Fiel
 def _kept_to_pb(deployment: Deployment, measure: Callable[[Manifest], Counter[str]]) -> list[pb.KeptMemory]:
     kept = Counter[str]() if deployment.bundle is None else measure(deployment.bundle.manifest)
     return [pb.KeptMemory(format=name, size_bytes=size_bytes) for name, size_bytes in kept.items()]
+
+
+def _old_weights_to_pb(deployment: Deployment) -> pb.OldWeights | None:
+    engine, record = deployment.engine, deployment.old_weights
+    if engine is None or engine.weights.old is None or record is None or deployment.bundle is None:
+        return None
+    return pb.OldWeights(
+        ref=record.ref,
+        digest=record.digest,
+        version=record.version,
+        weight_epoch=engine.weights.old.weight_epoch,
+        active_requests=engine.scheduler.num_old,
+        kept=engine.weights.old.is_kept,
+        # They fit the same executables, so they are as large as the bundle's own.
+        size_bytes=measure_kept_weights(deployment.bundle.manifest).total(),
+    )
 
 
 def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:

@@ -33,7 +33,7 @@ from runtime_svc.deployments.adapter_names import AdapterFiles, AdapterNames
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
 from runtime_svc.deployments.errors import AdapterNotFound
 from runtime_svc.deployments.followed import FollowedVersion
-from runtime_svc.deployments.memory import CoreMemory, MemoryNeed
+from runtime_svc.deployments.memory import CoreMemory, HeldWeights, MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
 from runtime_svc.engine.engine import Engine, EngineState
@@ -105,6 +105,8 @@ class Deployment:
         self.bundle: ResolvedBundle | None = None
         #: The weights in use, or to use once the deployment is loaded; None while weights are awaited.
         self.weights: WeightsRecord | None = None
+        #: Weights that ranks keep mapped beside those in use; None if there are none.
+        self.old_weights: HeldWeights | None = None
         #: What requests may ask for; None until the bundle is resolved and its resources are reserved.
         self.capabilities: Capabilities | None = None
         #: The cores that it holds.
@@ -144,8 +146,7 @@ class Deployment:
         """Makes the deployment that an earlier process recorded, without its adapters."""
         deployment = cls(record.spec, record.origin, defaults)
         deployment.created_at_s = record.created_at_s
-        deployment.digest = record.digest
-        deployment.version = record.version
+        deployment.digest, deployment.version = record.digest, record.version
         deployment.weights = record.weights
         deployment.preferred_cores = record.cores
         deployment._recorded_epoch = record.weight_epoch
@@ -229,7 +230,7 @@ class Deployment:
 
         An adapter that has lost its name is used until its last request has ended.
         """
-        digests = {self.digest, None if self.weights is None else self.weights.digest}
+        digests = {self.digest, *(one.digest for one in (self.weights, self.old_weights) if one is not None)}
         digests |= {record.bundle_digest for record in self.adapters.list_owned()}
         if self.engine is not None:
             is_loaded = self.engine.scheduler.adapters.is_loaded
@@ -245,8 +246,7 @@ class Deployment:
 
     def find(self, bundle: ResolvedBundle) -> None:
         """Pins the deployment to its resolved bundle, and takes the bundle's weights unless it has used others."""
-        self.bundle = bundle
-        self.digest = bundle.digest
+        self.bundle, self.digest = bundle, bundle.digest
         self.version = self.version or bundle.version
         if not self._recorded_epoch and self.weights is None and bundle.manifest.has_weights:
             self.weights = WeightsRecord(ref=self.spec.ref, digest=bundle.digest, version=self.version)

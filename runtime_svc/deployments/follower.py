@@ -124,7 +124,7 @@ class AliasFollower:
         async def find() -> ResolvedBundle:
             return resolved
 
-        load = WeightsLoad(find, ProgressFeed(), InFlightPolicy.WAIT, keep_kv=False)
+        load = WeightsLoad(resolved.ref, find, ProgressFeed(), InFlightPolicy.WAIT, keep_kv=False)
         try:
             with naming_shortages():
                 async with self._deployments.quarantine.recording(deployment.spec, resolved.digest):

@@ -22,7 +22,7 @@ from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.engine.engine import EngineState
-from runtime_svc.engine.ranks import Ranks
+from runtime_svc.engine.ranks import RankLauncher, Ranks
 
 #: Seconds between two looks at mapped files. A look reads the times of each file: microseconds.
 WATCH_INTERVAL_S: Final = 5.0
@@ -195,12 +195,17 @@ class FileWatch:
                 engine = deployment.engine
                 if engine is None or engine.state is not EngineState.READY:
                     continue
-                assert isinstance(engine.launcher, GroupLauncher)
                 # In a thread, because a file system of the network may take its time.
-                title = await asyncio.to_thread(engine.launcher.find_changed)
+                title = await asyncio.to_thread(_find_changed, engine.weights.launchers)
                 if title is not None:
                     _watch_log.error("a mapped file has changed", deployment_id=deployment.deployment_id, title=title)
                     engine.ranks.end(MappedFileChanged(title))
                     continue
                 for digest, blob in await asyncio.to_thread(find_changed_adapters, deployment, engine):
                     lose_adapter(deployment, engine, digest, f"blob {blob} has been written since it was verified")
+
+
+def _find_changed(launchers: Sequence[RankLauncher]) -> str | None:
+    """Returns the title of a file of one of the launchers that has been written since it was verified."""
+    groups = [one for one in launchers if isinstance(one, GroupLauncher)]
+    return next((title for title in (one.find_changed() for one in groups) if title is not None), None)

@@ -77,7 +77,7 @@ class Loader:
         except BaseException:
             await _abandon(opening)
             raise
-        engine.launcher = dataclasses.replace(launcher, report=None)
+        engine.weights.launcher = dataclasses.replace(launcher, report=None)
         try:
             text = await opening
             if text.decodes_steps:

@@ -11,8 +11,7 @@ those in use. Executables need more, which only their compiler knows: the execut
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -30,6 +29,21 @@ class MemoryNeed:
 
     private_bytes: int = 0
     blobs: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """Weights of a bundle that ranks keep mapped beside those in use, and the memory that is reserved for them.
+
+    Attributes:
+        ref: The reference that named the bundle.
+        version: The version, `NAME:vN`, that this was; empty if its source told none.
+    """
+
+    ref: str
+    digest: str
+    version: str
+    need: MemoryNeed
 
 
 def state_need(manifest: Manifest) -> MemoryNeed:
@@ -142,10 +156,9 @@ class CoreMemory:
             for rank in range(self._num_ranks)
         ]
 
-    @contextmanager
-    def staging(self, weights: Manifest) -> Iterator[None]:
-        """Reserves memory for weights beside those in use, until the block ends: then one set of weights is left, and
-        both are of one size, because they fit the same executables.
+    def stage(self, weights: Manifest) -> None:
+        """Reserves memory for weights beside those in use, until `unstage`: then one set of weights is left, and both
+        are of one size, because they fit the same executables.
         """
         staged_bytes = _count_weights(weights.shards())
         free_bytes = [self.total_bytes - used_bytes for used_bytes in self.list_used()]
@@ -154,10 +167,10 @@ class CoreMemory:
             needed_bytes, free = staged_bytes[shortest], free_bytes[shortest]
             raise MemoryUnavailable(needed_bytes, free, self.total_bytes, where="a core")
         self._staged_bytes = staged_bytes
-        try:
-            yield
-        finally:
-            self._staged_bytes = Counter()
+
+    def unstage(self) -> None:
+        """Gives back the memory of the weights that are not in use."""
+        self._staged_bytes = Counter()
 
 
 def _count_weights(shards: Iterable[WeightShard]) -> Counter[int]:

@@ -176,12 +176,14 @@ class Deployments:
         """
         if self._is_shutting_down:
             raise ShuttingDown
-        saves: list[asyncio.Task[None]] = []
-        receipt = await load_weights(
-            deployment, load, self.library, self.resources, lambda: saves.append(self._save(deployment))
+        return await load_weights(
+            deployment,
+            load,
+            self.library,
+            self.resources,
+            save=partial(self._save, deployment),
+            on_released=self.on_bundles_changed,
         )
-        await asyncio.shield(saves[0])
-        return receipt
 
     async def load_adapter(self, deployment: Deployment, load: AdapterLoad) -> AdapterRecord:
         """Lets the requests of a principal name an adapter; see `adapters.load_adapter`.

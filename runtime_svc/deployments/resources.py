@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from bundle.manifest import Manifest
@@ -82,12 +81,23 @@ class Resources:
         """Returns the need of this host's memory for weights; none if they lie in the memory of cores."""
         return MemoryNeed() if self.target.has_cores else weights_need(weights)
 
-    def staging(self, deployment: Deployment, weights: Manifest) -> AbstractContextManager[None]:
-        """Reserves memory of a deployment's cores, if they have any, for staged weights until the block ends."""
+    def stage(self, deployment: Deployment, weights: Manifest) -> None:
+        """Reserves memory of this host, or of a deployment's cores, for weights beside those in use."""
+        need = self.find_weights_need(weights)
+        self.memory.reserve(need)
         # While the first weights are awaited, their memory is reserved, and the cores hold no others.
-        if deployment.core_memory is None or deployment.weights is None:
-            return nullcontext()
-        return deployment.core_memory.staging(weights)
+        if deployment.core_memory is not None and deployment.weights is not None:
+            try:
+                deployment.core_memory.stage(weights)
+            except BaseException:
+                self.memory.release(need)
+                raise
+
+    def unstage(self, deployment: Deployment, need: MemoryNeed) -> None:
+        """Gives back the memory of weights that are mapped beside those in use no longer."""
+        self.memory.release(need)
+        if deployment.core_memory is not None:
+            deployment.core_memory.unstage()
 
     def release(self, deployment: Deployment) -> None:
         """Gives back the cores and memory that a deployment holds, if it holds any."""

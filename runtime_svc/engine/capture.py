@@ -69,11 +69,12 @@ class InputCapture:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRow:
-    """A row of a step whose request captures inputs; `num_tokens` of its tokens are computed."""
+    """A row of a step whose request captures inputs; weights of `weight_epoch` compute `num_tokens` of its tokens."""
 
     capture: InputCapture
     row: int
     num_tokens: int
+    weight_epoch: int
 
 
 class CaptureLog:
@@ -82,7 +83,7 @@ class CaptureLog:
     def __init__(self, manifest: Manifest) -> None:
         self._specs = {one.tag: step_inputs(one, manifest.sampling) for one in manifest.executables}
 
-    def record(self, step: Step, rows: Iterable[CapturedRow], weight_epoch: int) -> None:
+    def record(self, step: Step, rows: Iterable[CapturedRow]) -> None:
         """Keeps the inputs of a step that is about to run, for those of its rows that chose the step."""
         inputs: tuple[CapturedInput, ...] | None = None
         for row in rows:
@@ -91,7 +92,7 @@ class CaptureLog:
                 continue
             if inputs is None:
                 inputs = self._copy_inputs(step)
-            row.capture.keep(CapturedStep(index, step.tag, row.row, row.num_tokens, weight_epoch, inputs))
+            row.capture.keep(CapturedStep(index, step.tag, row.row, row.num_tokens, row.weight_epoch, inputs))
 
     def _copy_inputs(self, step: Step) -> tuple[CapturedInput, ...]:
         return tuple(CapturedInput(spec, step.inputs[spec.name].tobytes()) for spec in self._specs[step.tag])

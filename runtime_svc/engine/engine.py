@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +22,13 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import ADAPTER_WEIGHTS, Manifest
 from edge.supervision import report_failure
-from execution.errors import ExecutionError, RankHung, RankLost, WeightsInvalid
+from execution.errors import ExecutionError, RankHung, WeightsInvalid
 from execution.step import StepResult
 from runtime_svc.engine.adapters import AdapterWrite, LoadedAdapter
 from runtime_svc.engine.assembly import make_scheduler
 from runtime_svc.engine.capture import CaptureLog
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
+from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, hurrying
 from runtime_svc.engine.output_text import OutputText
 from runtime_svc.engine.ranks import RankLauncher, Ranks, relaunch
 from runtime_svc.engine.request import Adapter, Finish, FinishReason, Request
@@ -37,6 +36,7 @@ from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepBuilder, StepPlan
 from runtime_svc.engine.streams import MergedStream, OutputStream, StepOutcome, StepOutput
+from runtime_svc.engine.weights import EngineWeights
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
@@ -76,18 +76,23 @@ class Engine:
         self._work = asyncio.Event()
         buckets = BucketTable.from_manifest(manifest)
         self.scheduler = make_scheduler(manifest, buckets, config.chunks)
+        self.scheduler.weight_epoch = weight_epoch
         self.requests = RequestTable(self.scheduler, config, wake=self._work.set)
-        self.requests.weight_epoch = weight_epoch
         # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
         self._is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
         # The step whose result the loop waits for, and the one that has been called behind it.
         self._running: _RunningStep | None = None
         self._behind: _RunningStep | None = None
-        # Set if a swap may have reached some ranks only.
-        self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
-        #: Where ranks and the weights in use come from.
-        self.launcher = launcher
+        #: Those in use, and old ones beside them.
+        self.weights = EngineWeights(
+            launcher,
+            lambda: self.ranks,
+            self.scheduler,
+            self.requests,
+            self._operations,
+            on_changed=self._note_weights,
+        )
         self.state = EngineState.READY
         #: The engine calls it after its state has changed, or its first weights have come.
         self.on_state_changed: Callable[[], None] = lambda: None
@@ -117,7 +122,7 @@ class Engine:
     @property
     def weight_epoch(self) -> int:
         """One more with each swap; 0 while the first weights are awaited."""
-        return self.requests.weight_epoch
+        return self.scheduler.weight_epoch
 
     def submit(
         self, requests: Sequence[Request], texts: Sequence[OutputText], *, deadline_s: float | None = None
@@ -147,72 +152,6 @@ class Engine:
         sessions.check_idle(owner, session_id)
         return await self._reset(InFlightPolicy.CONTINUE, lambda: sessions.erase(owner, session_id))
 
-    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy) -> None:
-        """Maps new weights beside the ones in use, while steps run.
-
-        With ABORT as the policy of the swap that will follow, this waits less for a step that hangs.
-        """
-        try:
-            with self._hurrying(policy):
-                await self.ranks.stage_weights(shard_paths_by_rank)
-        except (KilnError, asyncio.CancelledError):
-            await self.discard_staged()
-            raise
-
-    async def swap_weights(
-        self,
-        launcher: RankLauncher,
-        shard_paths_by_rank: Mapping[int, Path],
-        policy: InFlightPolicy,
-        *,
-        keep_kv: bool,
-        on_swapped: Callable[[], None] = lambda: None,
-    ) -> WeightsReceipt:
-        """Makes staged weights the ones in use, between two steps, and raises the weight epoch.
-
-        Args:
-            launcher: Launches ranks with the new weights, from the swap on.
-            shard_paths_by_rank: The staged files; the engine stages them again if the ranks were restarted since.
-            keep_kv: Leave running requests what the KV cache holds of them. Later ones find nothing that the old
-                weights computed.
-            on_swapped: Called between the same two steps, also if the caller was cancelled meanwhile.
-        """
-        staged_in = self.ranks
-        previous_epoch = self.weight_epoch
-        has_begun = False
-
-        async def swap() -> None:
-            nonlocal has_begun
-            has_begun = True
-            if self.ranks is not staged_in:
-                await self.ranks.stage_weights(shard_paths_by_rank)
-            try:
-                await self.ranks.swap_weights()
-                if not self.weight_epoch:
-                    await launcher.warm_up(self.ranks)
-                if not keep_kv:
-                    await self.ranks.zero_state(None)
-                self.scheduler.kv.reset()
-            except ExecutionError as error:
-                self._half_swapped = error
-                raise
-            self.launcher = launcher
-            self.requests.weight_epoch += 1
-            # Other weights compute other numbers.
-            self.requests.suspects.entries.clear()
-            on_swapped()
-            self.on_state_changed()
-
-        try:
-            with self._hurrying(policy):
-                receipt = await self._operations.run("LoadWeights", policy, swap)
-        except (KilnError, asyncio.CancelledError):
-            if not has_begun:
-                await self.discard_staged()
-            raise
-        self.scheduler.statistics.swap_pause_s.observe(receipt.pause_s)
-        return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
-
     async def check_adapter(self, paths_by_rank: Mapping[int, Path]) -> None:
         """Has each rank check the file of an adapter that it could write, while steps run.
 
@@ -238,21 +177,13 @@ class Engine:
         """Says where the adapter of a key is, and how many requests use it; None if the key means nothing."""
         return self.scheduler.adapters.describe(key)
 
-    async def discard_staged(self) -> None:
-        """Unmaps staged weights that will not be used."""
-        with suppress(RankLost):
-            await self.ranks.discard_staged()
-
     async def close(self) -> None:
         """Stops the loop and ends the ranks. The caller has ended the requests."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._operations.fail_all(DeploymentNotReady(self._deployment_id, "UNLOADING"))
         await self.ranks.close()
-
-    def _hurrying(self, policy: InFlightPolicy) -> AbstractContextManager[None]:
-        """Lets the ranks count as hung sooner until the block ends, if its operation aborts what they do."""
-        return self.ranks.hurry() if policy is InFlightPolicy.ABORT else nullcontext()
+        self.weights.forget_old()
 
     async def _run(self) -> None:
         while True:
@@ -275,7 +206,8 @@ class Engine:
             self._work.clear()
             return
         # A capture holds all inputs of a step, the tokens included.
-        if self._is_async and self._operations.is_empty and not self.requests.num_captures:
+        is_undisturbed = self._operations.is_empty and not self.weights.is_release_due
+        if self._is_async and is_undisturbed and not self.requests.num_captures:
             plan = self.scheduler.schedule_behind(running.plan)
             if plan is not None:
                 self._behind = await self._begin(plan)
@@ -293,15 +225,17 @@ class Engine:
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         if self.requests.constraints.running:
             self.requests.constraints.note_tokens(rows)
-        self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
+        self.requests.add_output(StepOutput(rows, outcome))
 
     async def _begin_next(self) -> _RunningStep | None:
         """Runs the operations that are due, then calls the next step; None if no request can run."""
         if not self._operations.is_empty:
             await self._operations.run_due()
-        if self._half_swapped is not None:
-            error, self._half_swapped = self._half_swapped, None
+        if self.weights.half_swapped is not None:
+            error, self.weights.half_swapped = self.weights.half_swapped, None
             raise error
+        if self.weights.is_release_due:
+            await self.weights.release_old()
         if tainted := self.requests.take_tainted_blocks():
             await self.ranks.zero_state(tainted)
         if self.requests.constraints.running:
@@ -328,9 +262,9 @@ class Engine:
             self.scheduler.statistics.adapter_writes += 1
 
     async def _begin(self, plan: StepPlan) -> _RunningStep:
-        step = self._builder.build(plan)
+        step = self._builder.build(plan, with_old=self.scheduler.uses_old(plan.rows[0].request))
         if self.requests.num_captures:
-            self._captures.record(step, plan.list_captured(), self.weight_epoch)
+            self._captures.record(step, plan.list_captured())
         return _RunningStep(plan, await self.ranks.begin(step))
 
     async def _reset(self, policy: InFlightPolicy, forget: Callable[[], Sequence[int]] | None = None) -> ResetReceipt:
@@ -347,7 +281,7 @@ class Engine:
             elif blocks := forget():
                 zeroed_bytes = await self.ranks.zero_state(blocks)
 
-        with self._hurrying(policy):
+        with hurrying(self.ranks, policy):
             receipt = await self._operations.run("ResetKVCache", policy, reset)
         return ResetReceipt(
             receipt.aborted_requests, len(blocks), zeroed_bytes, self.weight_epoch, self._now() - start_s
@@ -364,7 +298,8 @@ class Engine:
         for request in self.scheduler.running:
             self.requests.end(request, Finish(FinishReason.ERROR, error=error))
         await self.ranks.close()
-        self.ranks = await relaunch(self.launcher, self._deployment_id, self._note_shortage)
+        self.weights.forget_old()
+        self.ranks = await relaunch(self.weights.launcher, self._deployment_id, self._note_shortage)
         self.shortage = None
         self.scheduler.kv.reset()
         self.scheduler.adapters.reset()
@@ -372,6 +307,10 @@ class Engine:
         self.scheduler.statistics.rank_restarts += 1
         self._change_state(EngineState.READY)
         _log.info("ranks restarted", deployment_id=self._deployment_id)
+
+    def _note_weights(self) -> None:
+        self._work.set()
+        self.on_state_changed()
 
     def _note_shortage(self, shortage: ResourcesShort) -> None:
         self.shortage = shortage

@@ -6,10 +6,12 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 from bundle.errors import KilnError
+from runtime_svc.engine.ranks import Ranks
 from runtime_svc.engine.requests import RequestTable, aborted
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.errors import QueueFull, RequestsInFlight
@@ -25,6 +27,12 @@ class InFlightPolicy(enum.Enum):
     ABORT = enum.auto()
     REFUSE = enum.auto()
     CONTINUE = enum.auto()
+    FINISH_ON_OLD = enum.auto()
+
+
+def hurrying(ranks: Ranks, policy: InFlightPolicy) -> AbstractContextManager[None]:
+    """Lets ranks count as hung sooner until the block ends, if its operation aborts what they do."""
+    return ranks.hurry() if policy is InFlightPolicy.ABORT else nullcontext()
 
 
 @dataclass(frozen=True, slots=True)

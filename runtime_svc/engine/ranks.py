@@ -48,11 +48,14 @@ class Ranks(Protocol):
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use; steps may run meanwhile."""
 
-    async def swap_weights(self) -> float:
-        """Makes the staged weights the ones in use; returns the seconds it took. No step may run meanwhile."""
+    async def swap_weights(self, *, keeps_old: bool = False) -> float:
+        """Makes the staged weights the ones in use; returns the seconds it took. No step may run meanwhile.
+
+        With `keeps_old`, the old ones take the place of the staged ones: steps can run with them.
+        """
 
     async def discard_staged(self) -> None:
-        """Unmaps staged weights, if there are any."""
+        """Unmaps weights that are not in use, if there are any."""
 
     async def check(self, weight_set: str, paths_by_rank: Mapping[int, Path]) -> None:
         """Checks that files are entries of a mutable weight set; steps may run meanwhile."""

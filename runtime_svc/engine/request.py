@@ -223,6 +223,8 @@ class Request:
     adapter: Adapter | None = None
     #: The slot of its adapter in the ranks while it runs, see `AdapterSlots`; None without an adapter.
     adapter_slot: int | None = None
+    #: Epoch of the weights that compute it, see `Scheduler.begin_epoch`.
+    weight_epoch: int = 0
     #: The session that it continues, if the client names one.
     session: Session | None = None
     #: What its text must match, if it must; it stands still while its next mask is being found.

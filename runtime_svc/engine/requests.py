@@ -84,8 +84,6 @@ class RequestTable:
         self.decode_step: DecodeStep | None = None
         #: Requests that capture inputs.
         self.num_captures = 0
-        #: Stamped on events.
-        self.weight_epoch = 1
 
     def __len__(self) -> int:
         return len(self._publishers)
@@ -114,7 +112,7 @@ class RequestTable:
         if deadline_s is not None:
             call.deadline = self._loop.call_at(deadline_s, self._expire, first)
         streams = [self._add(request, text) for request, text in zip(requests, texts, strict=True)]
-        self._publishers[first].accept(self.weight_epoch)
+        self._publishers[first].accept()
         self._wake()
         return streams[0] if len(streams) == 1 else MergedStream(streams)
 
@@ -193,7 +191,7 @@ class RequestTable:
         await self.decode(jumps)
         now_s = self._loop.time()
         rows = [self._scheduler.jump(one, known, now_s) for one, known in jumps if one.finish is None]
-        self.add_output(StepOutput(rows, StepOutcome(()), self.weight_epoch))
+        self.add_output(StepOutput(rows, StepOutcome(())))
 
     def note_loss(self, requests: Collection[Request]) -> None:
         """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
@@ -266,7 +264,7 @@ class RequestTable:
         request = new.request
         publisher = self._publishers[request]
         finish = request.finish
-        stop_string = publisher.publish(new, output.outcome, output.weight_epoch)
+        stop_string = publisher.publish(new, output.outcome)
         if stop_string is not None:
             finish = Finish(FinishReason.STOP_STRING, stop_string=stop_string)
             if request.claim_finish(finish, self._loop.time()):
@@ -277,7 +275,7 @@ class RequestTable:
             self._pauses.pause(request, publisher.stream)
 
     def _conclude(self, request: Request, finish: Finish) -> None:
-        self._publishers.pop(request).finish(finish, self.weight_epoch)
+        self._publishers.pop(request).finish(finish)
         statistics, timeline = self._scheduler.statistics, request.timeline
         assert timeline.ended_s is not None
         statistics.finished[finish.reason] += 1

@@ -55,15 +55,14 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True):
-    """The tokens that requests took from a step, and the epoch of its weights."""
+    """The tokens that requests took from a step."""
 
     rows: Sequence[RowTokens]
     outcome: StepOutcome
-    weight_epoch: int
 
 
 class SequencePublisher:
-    """Writes the events of one request."""
+    """Writes the events of one request, under the epoch of its weights."""
 
     def __init__(self, request: Request, text: OutputText, stream: OutputStream) -> None:
         self.request = request
@@ -71,7 +70,7 @@ class SequencePublisher:
         self.stream = stream
         self._sum_logprobs = 0.0
 
-    def accept(self, weight_epoch: int) -> None:
+    def accept(self) -> None:
         """Writes the first event."""
         request = self.request
         accepted = Accepted(
@@ -81,14 +80,14 @@ class SequencePublisher:
             max_new_tokens=request.stop.max_new_tokens,
             num_truncated_tokens=request.num_truncated_tokens,
         )
-        self.stream.put(accepted, weight_epoch)
+        self._put(accepted)
 
-    def publish(self, new: RowTokens, outcome: StepOutcome, weight_epoch: int) -> str | None:
+    def publish(self, new: RowTokens, outcome: StepOutcome) -> str | None:
         """Writes the tokens that a step gave, as one event; returns the stop string that their text completes, or None.
 
         The request loses the tokens behind the one whose text completes a stop string.
         """
-        self._publish_prompt(weight_epoch)
+        self._publish_prompt()
         request, text, pieces, tokens = self.request, self.text, [], []
         finish, row, last_index = request.finish, new.row, len(new.token_ids) - 1
         for index, token_id in enumerate(new.token_ids):
@@ -114,18 +113,21 @@ class SequencePublisher:
                 break
         if finish is not None and text.stop_string is None:
             pieces.append(text.flush())
-        self.stream.put(TokenDelta("".join(pieces), tuple(tokens)), weight_epoch)
+        self._put(TokenDelta("".join(pieces), tuple(tokens)))
         return text.stop_string
 
-    def finish(self, finish: Finish, weight_epoch: int) -> None:
+    def finish(self, finish: Finish) -> None:
         """Writes text that is still held back, then the terminal event."""
         rest = self.text.flush()
         if rest:
-            self.stream.put(TokenDelta(rest, ()), weight_epoch)
+            self._put(TokenDelta(rest, ()))
         total = None if self.request.top_logprobs is None else self._sum_logprobs
-        self.stream.put(Finished(finish, self.request.usage(), cumulative_logprob=total), weight_epoch)
+        self._put(Finished(finish, self.request.usage(), cumulative_logprob=total))
 
-    def _publish_prompt(self, weight_epoch: int) -> None:
+    def _put(self, payload: Payload) -> None:
+        self.stream.put(payload, self.request.weight_epoch)
+
+    def _publish_prompt(self) -> None:
         """Writes the tokens of the prompt, if the client wants them and has not got them: as many events as need be."""
         prompt = self.request.report
         if not isinstance(prompt, PromptLogprobs) or prompt.text is None or prompt.is_told:
@@ -133,7 +135,7 @@ class SequencePublisher:
         prompt.is_told = True
         num_tokens, size = len(prompt.token_ids), max(1, MAX_JOINED_VALUES // (1 + (prompt.num_top or 0)))
         for start in range(0, num_tokens, size):
-            self.stream.put(PromptDelta(prompt, start, min(size, num_tokens - start)), weight_epoch)
+            self._put(PromptDelta(prompt, start, min(size, num_tokens - start)))
 
     def _alternatives(self, outcome: StepOutcome, row: int, index: int) -> tuple[TokenLogprob, ...]:
         """The most probable tokens in place of one, as many as the request wants: others may want more."""

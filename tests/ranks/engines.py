@@ -18,7 +18,7 @@ from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
-from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.operations import InFlightPolicy, WeightsReceipt
 from runtime_svc.engine.prompt_reports import PromptReport
 from runtime_svc.engine.request import (
     Adapter,
@@ -31,6 +31,7 @@ from runtime_svc.engine.request import (
     Timeline,
 )
 from runtime_svc.engine.streams import MergedStream, OutputStream
+from runtime_svc.engine.weights import WeightSwap
 from runtime_svc.text.codec import SequenceText
 from runtime_svc.text.constraints import ConstrainedOutput
 from tests.bundles.manifests import DYNAMIC_FLAGS
@@ -203,11 +204,13 @@ def shards(tmp_path: Path) -> dict[int, Path]:
 
 
 async def swap(
-    harness: EngineHarness, shards: dict[int, Path], policy: InFlightPolicy, *, keep_kv: bool = False
-) -> asyncio.Task[object]:
-    await harness.engine.stage_weights(shards, policy)
+    harness: EngineHarness, shards: dict[int, Path], policy: InFlightPolicy, **options: Any
+) -> asyncio.Task[WeightsReceipt]:
+    """Stages weights and begins to swap them in; options are those of `WeightSwap`."""
+    weights = harness.engine.weights
+    await weights.stage(shards, policy)
     launcher = FakeLauncher(harness.launcher.manifest, bias=NEW_BIAS, weights_ref="fake:v2")
-    task = asyncio.create_task(harness.engine.swap_weights(launcher, shards, policy, keep_kv=keep_kv))
+    task = asyncio.create_task(weights.swap(WeightSwap(launcher, shards, policy, **options)))
     await asyncio.sleep(0)
     return task
 

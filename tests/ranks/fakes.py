@@ -211,14 +211,14 @@ class FakeRanks:
             raise self.stage_failure
         self.staged_bias = int(shard_paths_by_rank[0].read_text())
 
-    async def swap_weights(self) -> float:
+    async def swap_weights(self, *, keeps_old: bool = False) -> float:
         self.swapping.set()
         await self._alive(self.swap_gate.wait())
         if self.swap_failures:
             raise self.swap_failures.pop(0)
         assert not self.is_running
         assert self.staged_bias is not None
-        self.bias, self.staged_bias = self.staged_bias, None
+        self.bias, self.staged_bias = self.staged_bias, self.bias if keeps_old else None
         return 0.0
 
     async def discard_staged(self) -> None:
@@ -311,8 +311,9 @@ class FakeRanks:
 
     def _find_bias(self, step: Step, row: int) -> int:
         """The bias of the weights and of the row's adapter."""
-        assert self.bias is not None, "a step without weights"
-        return self.bias + self._find_number(step, row)
+        bias = self.staged_bias if step.with_old else self.bias
+        assert bias is not None, "a step without weights"
+        return bias + self._find_number(step, row)
 
     def _find_number(self, step: Step, row: int) -> int:
         """The number of the row's adapter, 0 without one."""

@@ -99,7 +99,14 @@ class PromptParts(AlternatingSteps):
         self._max_tokens = max_tokens
         self._max_new_tokens = max_new_tokens
 
-    def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
+    def plan(
+        self,
+        running: Collection[Request],
+        waiting: Collection[Request],
+        kv: KvManager,
+        *,
+        has_company: bool = False,
+    ) -> StepPlan | None:
         rows: list[ScheduledRow] = []
         for request in [*running, *waiting]:
             if request.is_paused or len(rows) == self._executable.batch_size:

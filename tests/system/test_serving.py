@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,41 @@ def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack
         receipt = stack.kiln("reset-kv", "swapped").last
         assert receipt["zeroed_bytes"] == stack.get("swapped").kv_bytes
         assert receipt["weight_epoch"] == 3
+        check_streams_under_swaps(stack, "swapped", ("pirate", "story", "pirate"))
+
+
+def check_streams_under_swaps(stack: Stack, deployment_id: str, refs: Sequence[str]) -> None:
+    """Loads weights under streams that finish on the old ones: each has the tokens of one epoch from end to end."""
+    is_over, first_epoch = threading.Event(), stack.get(deployment_id).roles[0].weight_epoch
+    request = generation.GenerateRequest(
+        deployment_id=deployment_id, text="Once upon a time", stop=generation.StopConditions(max_new_tokens=48)
+    )
+    request.sampling.temperature = 0
+
+    def write() -> tuple[int, list[int]]:
+        events = list(stack.generation().Generate(request))
+        (epoch,) = {event.weight_epoch for event in events if event.HasField("delta")}
+        return epoch, tokens_of(events)
+
+    def write_on() -> list[tuple[int, list[int]]]:
+        written = []
+        while not is_over.is_set():
+            written.append(write())
+        return written
+
+    _, before = write()
+    with ThreadPoolExecutor(3) as pool:
+        writing = [pool.submit(write_on) for _ in range(3)]
+        for ref in refs:
+            stack.kiln("load-weights", deployment_id, ref, "--in-flight", "finish_on_old", "--keep-old")
+        is_over.set()
+        written = [one for writer in writing for one in writer.result()]
+    last_epoch, after = write()
+    assert last_epoch == first_epoch + len(refs)
+    expected = {first_epoch + index: (before, after)[index % 2] for index in range(len(refs) + 1)}
+    assert before != after
+    assert [tokens for _, tokens in written] == [expected[epoch] for epoch, _ in written]
+    assert {epoch for epoch, _ in written} >= {*range(first_epoch, last_epoch)}
 
 
 @pytest.mark.slow

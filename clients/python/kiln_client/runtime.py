@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kiln.runtime.v1.generation_pb2_grpc import GenerationServiceAsyncStub
     from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceAsyncStub
 
-InFlight: TypeAlias = Literal["wait", "abort", "refuse", "continue"]
+InFlight: TypeAlias = Literal["wait", "abort", "refuse", "continue", "finish_on_old"]
 """Policy for running requests; None takes the method's default."""
 KvPolicy: TypeAlias = Literal["invalidate", "keep"]
 """Policy for cached keys and values when weights change; None invalidates them."""
@@ -214,6 +214,7 @@ class AsyncRuntime(ServiceClient):
         role: Role | None = None,
         in_flight: InFlight | None = None,
         kv: KvPolicy | None = None,
+        keep_old: bool = False,
         on_progress: OnProgress = lambda _: None,
         timeout_s: float | None = None,
     ) -> runtime_pb2.LoadWeightsResult:
@@ -225,6 +226,7 @@ class AsyncRuntime(ServiceClient):
             role: Role whose weights change.
             in_flight: Policy for running requests. Default `wait`.
             kv: Policy for cached keys and values. Default `invalidate`.
+            keep_old: Keep the old weights mapped, so that loading them again reads no file.
             on_progress: Called with every progress event.
             timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
         """
@@ -234,6 +236,7 @@ class AsyncRuntime(ServiceClient):
             role=runtime_pb2.Role.ValueType(enum_number(runtime_pb2.Role.DESCRIPTOR, role)),
             in_flight_policy=_in_flight_policy(in_flight),
             kv_policy=runtime_pb2.KvPolicy.ValueType(enum_number(runtime_pb2.KvPolicy.DESCRIPTOR, kv)),
+            keep_old_weights=keep_old,
         )
         async with self._stream(self._runtime.LoadWeights, request, timeout_s or self.timeouts.load_s) as events:
             async for event in events:

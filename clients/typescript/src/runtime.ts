@@ -55,9 +55,11 @@ export interface LoadWeightsOptions extends CallOptions {
   /** Role whose weights change. Default `target`. */
   readonly role?: "target" | "draft";
   /** What happens to running requests. Default `wait`; `continue` needs `kv: "keep"`. */
-  readonly inFlight?: "wait" | "abort" | "refuse" | "continue";
+  readonly inFlight?: "wait" | "abort" | "refuse" | "continue" | "finish_on_old";
   /** What happens to cached keys and values. Default `invalidate`. */
   readonly kv?: "invalidate" | "keep";
+  /** Keep the old weights mapped, so that loading them again reads no file. Default false. */
+  readonly keepOld?: boolean;
   /** Takes every progress event. */
   readonly onProgress?: (progress: LoadProgress) => void;
 }
@@ -197,6 +199,7 @@ export class Runtime extends ServiceClient {
       role: enumNumber(RoleSchema, options.role),
       inFlightPolicy: enumNumber(InFlightPolicySchema, options.inFlight),
       kvPolicy: enumNumber(KvPolicySchema, options.kv),
+      keepOldWeights: options.keepOld ?? false,
     };
     const events = this.stream(RuntimeService.method.loadWeights, request, this.timeouts.loadMs, options);
     for await (const { event } of events) {

@@ -99,13 +99,16 @@ class NeuronExecutor:
         """Bytes of the KV cache."""
         return self._state.size_bytes
 
-    def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, tag: str, inputs: Mapping[str, Tensor], *, with_old: bool = False) -> dict[str, Tensor]:
         """Runs one executable once."""
         executable = self._arguments.executable(tag)
         arguments = self._arguments.order(executable, inputs)
         if not self._weights.is_complete:
             raise WeightsAwaited
-        return self._programs[executable.blob].run(arguments, self._sets[executable.blob])
+        sets = self._staged_sets if with_old else self._sets
+        if sets is None:
+            raise WeightsNotStaged
+        return self._programs[executable.blob].run(arguments, sets[executable.blob])
 
     def stage_weights(self, path: Path) -> None:
         """Writes other weights beside those in use."""
@@ -118,16 +121,17 @@ class NeuronExecutor:
             self.discard_staged()
             raise
 
-    def swap_weights(self) -> None:
+    def swap_weights(self, *, keeps_old: bool = False) -> None:
         """Puts the staged weights in use: the next step's sets have their tensors under the same names."""
         if self._staged_sets is None:
             raise WeightsNotStaged
-        old, self._sets, self._staged_sets = self._sets, self._staged_sets, None
-        _free(old)
+        self._sets, self._staged_sets = self._staged_sets, self._sets
         self._weights.swap()
+        if not keeps_old:
+            self.discard_staged()
 
     def discard_staged(self) -> None:
-        """Releases staged weights."""
+        """Releases the weights that are not in use."""
         self._free_staged_sets()
         self._weights.discard_staged()
 

@@ -18,7 +18,7 @@ _Weights = dict[tuple[str, str], DeviceTensor]
 
 
 class DeviceWeights:
-    """One rank's weights on its core: those in use and, if a swap is prepared, those staged to replace them.
+    """One rank's weights on its core: those in use, and those staged beside them: the next ones, or old ones.
 
     `active` has those in use, by weight set and name; sets that came without a file are missing until a swap, but for
     mutable ones: these begin with zeros, and no swap replaces them.
@@ -77,14 +77,12 @@ class DeviceWeights:
                 tensor.write(entry[spec.name].data_ptr(), index * entry_bytes, entry_bytes)
 
     def swap(self) -> None:
-        """Puts the staged weights in use, and frees those that they replace."""
+        """Puts the staged weights in use; those that they replace are staged then."""
         if self._staged is None:
             raise WeightsNotStaged
-        replaced = [self.active[key] for key in self._staged if key in self.active]
+        replaced = {key: self.active[key] for key in self._staged if key in self.active}
         self.active = self.active | self._staged
-        self._staged = None
-        for tensor in replaced:
-            tensor.free()
+        self._staged = replaced
 
     def discard_staged(self) -> None:
         """Frees staged weights, if any."""

@@ -54,7 +54,8 @@ class SessionKeeper:
         and values depend on, and of who may share them; `call_key` makes that the sequences of one call.
         """
         sharing = request.owner, request.cache_salt, call_key
-        parts = (*sharing, request.adapter_digest, self._classify(request), self.num_resets)
+        computed_by = request.weight_epoch, request.adapter_digest
+        parts = (*sharing, *computed_by, self._classify(request), self.num_resets)
         # JSON says where each part ends: other parts never give the same text.
         return hashlib.blake2b(msgspec.json.encode(parts), digest_size=32).digest()
 

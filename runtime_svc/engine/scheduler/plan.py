@@ -64,7 +64,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     def list_captured(self) -> list[CapturedRow]:
         """Returns the rows whose requests capture inputs."""
         return [
-            CapturedRow(row.request.capture, row.row, row.num_tokens)
+            CapturedRow(row.request.capture, row.row, row.num_tokens, row.request.weight_epoch)
             for row in self.rows
             if row.request.capture is not None
         ]
@@ -101,7 +101,7 @@ class StepBuilder:
         }
         self._forms = {executable.tag: StepForm(manifest, executable) for executable in manifest.executables}
 
-    def build(self, plan: StepPlan) -> Step:
+    def build(self, plan: StepPlan, *, with_old: bool = False) -> Step:
         """Inputs of one step, each row-major. Tokens that only the ranks know so far are the pad id."""
         rows = [(row, self._values.get(row.request) or self._add_values(row.request)) for row in plan.rows]
         tag = plan.executable.tag
@@ -151,6 +151,7 @@ class StepBuilder:
             depends_on_previous=plan.depends_on_previous,
             processed=tuple(processed),
             reported=tuple(reported),
+            with_old=with_old,
         )
 
     def _add_values(self, request: Request) -> _RowValues:

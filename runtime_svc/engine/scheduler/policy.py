@@ -97,12 +97,20 @@ class AlternatingSteps:
         # The last row of the newest token_generation step that had no room for all.
         self._served_last: Request | None = None
 
-    def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
+    def plan(
+        self,
+        running: Collection[Request],
+        waiting: Collection[Request],
+        kv: KvManager,
+        *,
+        has_company: bool = False,
+    ) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run, or if a running one lacks room.
 
         Every request lacks `num_tokens - num_computed_tokens` tokens in the KV cache, at least one. The step computes
         all of them or the first of them, behind those that the cache turns out to hold. It leaves out requests that are
-        paused, or whose masks have not come. `running` and `waiting` have the oldest request first.
+        paused, or whose masks have not come. `running` and `waiting` have the oldest request first. With `has_company`,
+        others that are in neither wait for their next step.
 
         `kv` makes room for the tokens of a request that the step computes. If the step can give several tokens, it
         computes all of them but the last. Every request that held none and that room is reserved for is in the step.
@@ -122,7 +130,7 @@ class AlternatingSteps:
             if ready and self._spent_tokens:
                 plan = self._plan_prompts(requests, num_left, kv, only_whole=True)
             else:
-                max_tokens = self.chunk_size.tokens if ready else self._buckets.max_chunk_tokens
+                max_tokens = self.chunk_size.tokens if ready or has_company else self._buckets.max_chunk_tokens
                 plan = self._plan_prompts(requests, max_tokens, kv, only_whole=False)
         if plan is None:
             self._spent_tokens = 0

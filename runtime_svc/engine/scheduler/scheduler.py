@@ -6,10 +6,11 @@ its step gives new tokens. A policy picks which requests compute how many tokens
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice, takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 from bundle.abi.submodels import SUBMODELS
 from edge.histogram import Histogram
@@ -88,13 +89,31 @@ class EngineStatistics:
         self.adapter_requests[name if is_counted else OTHER_ADAPTERS] += 1
 
 
+class _Side(NamedTuple):
+    """The requests that one set of weights computes, and the policy that picks their steps."""
+
+    policy: AlternatingSteps
+    running: Collection[Request]
+    waiting: Sequence[Request]
+
+
 class Scheduler:
-    """Plans steps and takes in their results."""
+    """Plans steps and takes in their results.
+
+    While requests run on with old weights, their steps alternate with those of the others, because a step has one set
+    of weights. There are at most two sets, and each swap exchanges them: even epochs have one, odd ones the other.
+    """
 
     def __init__(
         self, policy: AlternatingSteps, kv: KvManager, *, max_running: int, adapters: AdapterSlots | None = None
     ) -> None:
         """Starts without requests; without `adapters` there are no slots, and no request names an adapter."""
+        #: Epoch of the weights in use; 0 while the first ones are awaited.
+        self.weight_epoch = 1
+        #: Requests that old weights compute, those of their calls that wait included.
+        self.num_old = 0
+        self._old_policy = policy
+        self._newest_policy = policy
         #: Picks the rows of each step.
         self.policy = policy
         self.kv = kv
@@ -134,8 +153,9 @@ class Scheduler:
         return sum(request.num_tokens for request in self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queues a new request."""
+        """Queues a new request, for the weights in use."""
         assert request.finish is None
+        request.weight_epoch = self.weight_epoch
         self.adapters.join(request)
         self._waiting.append(request)
 
@@ -150,6 +170,8 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         self.adapters.leave(request)
+        if self.num_old and self.uses_old(request):
+            self.num_old -= 1
         if session is not None:
             session.user = None
             session.last_used_s = request.timeline.ended_s or session.last_used_s
@@ -157,14 +179,29 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run."""
         waiting = self._list_startable()
-        plan = self.policy.plan(self._running, waiting, self.kv)
-        while plan is None and self._preempt():
-            plan = self.policy.plan(self._running, waiting, self.kv)
+        plan = next((plan for plan in map(self._plan, self._list_sides(waiting)) if plan is not None), None)
         assert plan is not None or self._running or not waiting, "a prompt does not fit the empty KV cache"
         if plan is not None:
             for row in plan.rows:
                 self._start(row)
         return plan
+
+    def begin_epoch(self, *, keeps_running: bool) -> None:
+        """Takes in that a swap has put other weights in use. With `keeps_running`, those before compute on the calls of
+        which a sequence runs; the new ones compute all other requests.
+        """
+        self.weight_epoch += 1
+        kept = {request.call_id for request in self._running} if keeps_running else set()
+        for request in (*self._running, *self._waiting):
+            if request.call_id not in kept:
+                request.weight_epoch = self.weight_epoch
+        self.num_old = sum(self.uses_old(request) for request in (*self._running, *self._waiting))
+        # It has seen the same steps, and goes its own way.
+        self._old_policy = copy.copy(self.policy)
+
+    def uses_old(self, request: Request) -> bool:
+        """Tells whether old weights compute a request."""
+        return (self.weight_epoch - request.weight_epoch) % 2 == 1
 
     def schedule_behind(self, running: StepPlan) -> StepPlan | None:
         """Plans the step behind one that runs, if it lacks nothing but its tokens: not while a request waits to start,
@@ -238,6 +275,8 @@ class Scheduler:
         for request in self._waiting:
             assert request.finish is None, f"{request.request_id} has ended and waits"
             assert not request.num_computed_tokens, f"{request.request_id} waits with computed tokens"
+        num_old = sum(self.uses_old(request) for request in (*self._waiting, *self._running))
+        assert not self.num_old or self.num_old == num_old, f"old weights compute {num_old} requests"
         assert len({*self._waiting, *self._running}) == len(self._waiting) + len(self._running), "queued twice"
 
     def _start(self, row: ScheduledRow) -> None:
@@ -271,16 +310,39 @@ class Scheduler:
         max_starts = min(MAX_CANDIDATES, self.max_running - len(self._running))
         return tuple(islice(self.adapters.list_startable(oldest), max_starts))
 
-    def _preempt(self) -> bool:
-        """Makes room for the oldest request that could run: the newest other one starts anew; False if none could.
+    def _list_sides(self, waiting: Sequence[Request]) -> list[_Side]:
+        """Divides requests by the weights that compute them: those that did not have the newest step come first."""
+        if not self.num_old:
+            return [_Side(self.policy, self._running, waiting)]
+        sides = [
+            _Side(policy, *([one for one in part if self.uses_old(one) is is_old] for part in (self._running, waiting)))
+            for policy, is_old in ((self.policy, False), (self._old_policy, True))
+        ]
+        return sides if self._newest_policy is self._old_policy else sides[::-1]
 
-        It keeps the slot of its adapter, so that no running request ever waits for one.
+    def _plan(self, side: _Side) -> StepPlan | None:
+        """Plans a step of one set of weights; None if none of its requests can run."""
+        has_company = len(side.running) < len(self._running)
+        while True:
+            plan = side.policy.plan(side.running, side.waiting, self.kv, has_company=has_company)
+            if plan is not None:
+                self._newest_policy = side.policy
+            if plan is not None or not self._preempt(side):
+                return plan
+
+    def _preempt(self, side: _Side) -> bool:
+        """Makes room for a request that could run: the newest one but the oldest starts anew; False if that helps none.
+
+        It keeps the slot of its adapter, so that no running request ever waits for one. The oldest one of all never
+        gives way, so that some request always goes on.
         """
-        oldest = next((request for request in self._running if not request.stands_still), None)
-        if oldest is None:
+        if all(request.stands_still for request in side.running):
             return False
+        oldest = next(request for request in self._running if not request.stands_still)
         newest = next((one for one in reversed(self._running) if one.num_computed_tokens and one is not oldest), None)
-        assert newest is not None, f"{oldest.request_id} does not fit the KV cache alone"
+        if newest is None:
+            assert oldest not in side.running, f"{oldest.request_id} does not fit the KV cache alone"
+            return False
         self._give_back(newest, self.kv.release)
         newest.num_computed_tokens = newest.num_written = 0
         self.statistics.preemptions += 1

@@ -83,10 +83,11 @@ class Reference:
         return logits
 
 
-def assert_serves(executor: Executor, seed: int) -> None:
+def assert_serves(executor: Executor, seed: int, *, with_old: bool = False) -> None:
     """The executor computes with the weights of `seed`; overwrites slot 0."""
     inputs = prompt_inputs([7, 8], 0)
-    torch.testing.assert_close(executor.run(CTE, inputs)["logits"], Reference(seed).run(inputs))
+    logits = executor.run(CTE, inputs, with_old=with_old)["logits"]
+    torch.testing.assert_close(logits, Reference(seed).run(inputs))
     other = Reference(1 - seed).run(inputs)
     assert not torch.allclose(other, Reference(seed).run(inputs), atol=1e-2)
 
@@ -242,6 +243,55 @@ class ExecutorSuite:
         with pytest.raises(WeightsNotStaged):
             executor.swap_weights()
         assert_serves(executor, 0)
+
+    def test_old_weights_take_turns_with_the_new_ones(self, executor: Executor, toy_bundle: ToyBundle) -> None:
+        with pytest.raises(WeightsNotStaged):
+            assert_serves(executor, 0, with_old=True)
+        executor.stage_weights(toy_bundle.weights[1])
+        executor.swap_weights(keeps_old=True)
+        references = {seed: Reference(seed) for seed in (0, 1)}
+        for seed, reference in references.items():
+            inputs = prompt_inputs([5, 6, 7], seed)
+            logits = executor.run(CTE, inputs, with_old=not seed)["logits"]
+            torch.testing.assert_close(logits, reference.run(inputs))
+        for position in range(3, 7):
+            for seed, reference in references.items():
+                # The other sequence has row 1 - seed and idles.
+                slots = [SLOTS, SLOTS]
+                slots[seed] = seed
+                inputs = token_inputs([position, position], [position, position], slots)
+                logits = executor.run(TKG, inputs, with_old=not seed)["logits"]
+                torch.testing.assert_close(logits[seed], reference.run(inputs)[seed])
+        executor.discard_staged()
+        assert_serves(executor, 1)
+        with pytest.raises(WeightsNotStaged):
+            assert_serves(executor, 0, with_old=True)
+
+    def test_kept_weights_come_back_without_their_file(
+        self, executor: Executor, toy_bundle: ToyBundle, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "weights.safetensors"
+        shutil.copy(toy_bundle.weights[1], path)
+        executor.stage_weights(path)
+        executor.swap_weights(keeps_old=True)
+        assert_serves(executor, 0, with_old=True)
+        path.unlink()
+        executor.swap_weights(keeps_old=True)
+        assert_serves(executor, 0)
+        assert_serves(executor, 1, with_old=True)
+        executor.swap_weights()
+        assert_serves(executor, 1)
+        with pytest.raises(WeightsNotStaged):
+            executor.swap_weights()
+
+    def test_staging_replaces_kept_weights(self, executor: Executor, toy_bundle: ToyBundle) -> None:
+        executor.stage_weights(toy_bundle.weights[1])
+        executor.swap_weights(keeps_old=True)
+        assert_serves(executor, 0, with_old=True)
+        executor.stage_weights(toy_bundle.weights[1])
+        assert_serves(executor, 1)
+        executor.swap_weights()
+        assert_serves(executor, 1)
 
     def test_staging_again_replaces(self, executor: Executor, toy_bundle: ToyBundle) -> None:
         executor.stage_weights(toy_bundle.weights[1])

@@ -54,7 +54,7 @@ class ToyProgram:
         self._staged = {}
 
     def swap_constants(self) -> None:
-        self._constants, self._staged = self._staged, {}
+        self._constants, self._staged = self._staged, self._constants
 
     @torch.no_grad()
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:

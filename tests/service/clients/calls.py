@@ -176,9 +176,9 @@ RUNTIME_CASES = [
     _unary("UnloadBundle", lambda c: c.unload_bundle("demo", in_flight="refuse"), f"{DEMO} {REFUSE}", UNLOADED),
     Case(
         "LoadWeights",
-        lambda c: c.load_weights("demo", "pirate", role="draft", in_flight="continue", kv="keep"),
+        lambda c: c.load_weights("demo", "pirate", role="draft", in_flight="continue", kv="keep", keep_old=True),
         'deployment_id: "demo" ref: "pirate" role: ROLE_DRAFT in_flight_policy: IN_FLIGHT_POLICY_CONTINUE'
-        " kv_policy: KV_POLICY_KEEP",
+        " kv_policy: KV_POLICY_KEEP keep_old_weights: true",
         SWAPPING,
         WEIGHTS,
     ),

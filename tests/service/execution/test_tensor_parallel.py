@@ -150,6 +150,20 @@ async def test_weights_are_staged_on_all_ranks_or_none(
             await group.swap_weights()
 
 
+async def test_old_weights_take_turns_with_the_new_ones(each_pair: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded_group(each_pair.manifest, each_pair.blobs, forkservers) as (group, _):
+        with pytest.raises(WeightsNotStaged):
+            await group.run(msgspec.structs.replace(PREFILL, with_old=True))
+        await group.stage_weights(each_pair.shards[1])
+        await group.swap_weights(keeps_old=True)
+        for seed in (0, 1, 0, 1):
+            result = await group.run(msgspec.structs.replace(PREFILL, with_old=not seed))
+            assert result.tokens == Reference(seed).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
+        await group.swap_weights()
+        result = await group.run(PREFILL)
+        assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
+
+
 async def test_ranks_that_swap_apart_end(pair: ToyBundle, forkservers: RankForkservers) -> None:
     async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, _):
         # As no caller can: one rank has weights to swap in, the other has none.

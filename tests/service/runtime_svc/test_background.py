@@ -46,7 +46,7 @@ async def follow(served: Runtime, issuer: Issuer) -> None:
 
 
 async def watch_files(served: Runtime, issuer: Issuer) -> None:
-    launcher: Any = served.engine().launcher
+    launcher: Any = served.engine().weights.launcher
     looks: list[str] = []
 
     def look(_: Any) -> None:

@@ -62,6 +62,10 @@ class _InFlightPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InFlig
     """Refuse the call while there are any."""
     IN_FLIGHT_POLICY_CONTINUE: _InFlightPolicy.ValueType  # 4
     """Let them run on over the change. Only LoadWeights with KV_POLICY_KEEP."""
+    IN_FLIGHT_POLICY_FINISH_ON_OLD: _InFlightPolicy.ValueType  # 5
+    """Let them run on with the old weights until they end, while new requests run with the new ones: their steps alternate.
+    The old weights stay mapped so long. Only LoadWeights without KV_POLICY_KEEP.
+    """
 
 class InFlightPolicy(_InFlightPolicy, metaclass=_InFlightPolicyEnumTypeWrapper):
     """InFlightPolicy says what happens to running requests."""
@@ -76,6 +80,10 @@ IN_FLIGHT_POLICY_REFUSE: InFlightPolicy.ValueType  # 3
 """Refuse the call while there are any."""
 IN_FLIGHT_POLICY_CONTINUE: InFlightPolicy.ValueType  # 4
 """Let them run on over the change. Only LoadWeights with KV_POLICY_KEEP."""
+IN_FLIGHT_POLICY_FINISH_ON_OLD: InFlightPolicy.ValueType  # 5
+"""Let them run on with the old weights until they end, while new requests run with the new ones: their steps alternate.
+The old weights stay mapped so long. Only LoadWeights without KV_POLICY_KEEP.
+"""
 Global___InFlightPolicy: _TypeAlias = InFlightPolicy  # noqa: Y015
 
 class _KvPolicy:
@@ -166,6 +174,7 @@ class Deployment(_message.Message):
     DEGRADED_FIELD_NUMBER: _builtins.int
     KEPT_WEIGHTS_FIELD_NUMBER: _builtins.int
     KEPT_KV_FIELD_NUMBER: _builtins.int
+    OLD_WEIGHTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Client-chosen id."""
     state: Global___Deployment.State.ValueType
@@ -173,7 +182,7 @@ class Deployment(_message.Message):
     message: _builtins.str
     """Reason of a failure, or what a load or ranks wait for."""
     weights_bytes: _builtins.int
-    """Memory mapped for weights, over all ranks, in bytes."""
+    """Memory mapped for the weights in use, over all ranks, in bytes."""
     kv_bytes: _builtins.int
     """Memory of the KV cache, over all ranks, in bytes."""
     threads_per_core: _builtins.int
@@ -224,6 +233,10 @@ class Deployment(_message.Message):
     def kept_kv(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptMemory]:
         """The KV cache by what it is kept as, over all ranks."""
 
+    @_builtins.property
+    def old_weights(self) -> Global___OldWeights:
+        """Weights that stay mapped beside those in use; unset where there are none."""
+
     def __init__(
         self,
         *,
@@ -246,14 +259,61 @@ class Deployment(_message.Message):
         degraded: _builtins.bool = ...,
         kept_weights: _abc.Iterable[Global___KeptMemory] | None = ...,
         kept_kv: _abc.Iterable[Global___KeptMemory] | None = ...,
+        old_weights: Global___OldWeights | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load", "target_inter_token_latency", b"target_inter_token_latency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load", "old_weights", b"old_weights", "target_inter_token_latency", b"target_inter_token_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "degraded", b"degraded", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "followed_digest", b"followed_digest", "followed_version", b"followed_version", "id", b"id", "kept_kv", b"kept_kv", "kept_weights", b"kept_weights", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "degraded", b"degraded", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "followed_digest", b"followed_digest", "followed_version", b"followed_version", "id", b"id", "kept_kv", b"kept_kv", "kept_weights", b"kept_weights", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "old_weights", b"old_weights", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class OldWeights(_message.Message):
+    """OldWeights are weights that a LoadWeights has replaced, and that stay mapped: LoadWeights of their bundle reads no file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REF_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_EPOCH_FIELD_NUMBER: _builtins.int
+    ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    ref: _builtins.str
+    """Reference of their bundle, as asked for."""
+    digest: _builtins.str
+    """Its digest."""
+    version: _builtins.str
+    """The version that `ref` named, `NAME:vN`; empty where the source of bundles told none."""
+    weight_epoch: _builtins.int
+    """The newest epoch in which they were in use."""
+    active_requests: _builtins.int
+    """Requests that still run with them."""
+    kept: _builtins.bool
+    """Whether they stay when no request runs with them, as `keep_old_weights` asked."""
+    size_bytes: _builtins.int
+    """Memory that they take, over all ranks, in bytes."""
+    def __init__(
+        self,
+        *,
+        ref: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        version: _builtins.str = ...,
+        weight_epoch: _builtins.int = ...,
+        active_requests: _builtins.int = ...,
+        kept: _builtins.bool = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "digest", b"digest", "kept", b"kept", "ref", b"ref", "size_bytes", b"size_bytes", "version", b"version", "weight_epoch", b"weight_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OldWeights: _TypeAlias = OldWeights  # noqa: Y015
 
 @_typing.final
 class KeptMemory(_message.Message):
@@ -1364,6 +1424,7 @@ class LoadWeightsRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_POLICY_FIELD_NUMBER: _builtins.int
     KV_POLICY_FIELD_NUMBER: _builtins.int
+    KEEP_OLD_WEIGHTS_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment. Required."""
     ref: _builtins.str
@@ -1371,9 +1432,13 @@ class LoadWeightsRequest(_message.Message):
     role: Global___Role.ValueType
     """Role whose weights change. Default target."""
     in_flight_policy: Global___InFlightPolicy.ValueType
-    """Default WAIT. WAIT, ABORT, REFUSE and, with KV_POLICY_KEEP, CONTINUE are accepted."""
+    """Default WAIT. WAIT, ABORT and REFUSE are accepted, CONTINUE with KV_POLICY_KEEP, and FINISH_ON_OLD without."""
     kv_policy: Global___KvPolicy.ValueType
     """Default INVALIDATE."""
+    keep_old_weights: _builtins.bool
+    """Keep the weights that the call replaces mapped, until the next LoadWeights or the loss of ranks: LoadWeights of their
+    bundle then puts them back without reading a file. Their memory stays reserved so long.
+    """
     def __init__(
         self,
         *,
@@ -1382,10 +1447,11 @@ class LoadWeightsRequest(_message.Message):
         role: Global___Role.ValueType = ...,
         in_flight_policy: Global___InFlightPolicy.ValueType = ...,
         kv_policy: Global___KvPolicy.ValueType = ...,
+        keep_old_weights: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment_id", b"deployment_id", "in_flight_policy", b"in_flight_policy", "kv_policy", b"kv_policy", "ref", b"ref", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment_id", b"deployment_id", "in_flight_policy", b"in_flight_policy", "keep_old_weights", b"keep_old_weights", "kv_policy", b"kv_policy", "ref", b"ref", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -166,6 +166,7 @@ class RuntimeServiceServicer:
         FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
         RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
         RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
+        FAILED_PRECONDITION/OLD_WEIGHTS_IN_USE where requests run on with old weights, unless `ref` names these,
         ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

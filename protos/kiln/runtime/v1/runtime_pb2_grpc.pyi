@@ -78,6 +78,7 @@ class RuntimeServiceStub:
     FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
     RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
     RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
+    FAILED_PRECONDITION/OLD_WEIGHTS_IN_USE where requests run on with old weights, unless `ref` names these,
     ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
     """
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.LoadAdapterRequest, _runtime_pb2.LoadAdapterResponse]
@@ -152,6 +153,7 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
     RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
     RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
+    FAILED_PRECONDITION/OLD_WEIGHTS_IN_USE where requests run on with old weights, unless `ref` names these,
     ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
     """
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_runtime_pb2.LoadAdapterRequest, _runtime_pb2.LoadAdapterResponse]  # type: ignore[assignment]
@@ -265,6 +267,7 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
         RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
         RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
+        FAILED_PRECONDITION/OLD_WEIGHTS_IN_USE where requests run on with old weights, unless `ref` names these,
         ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
         """
 

@@ -67,7 +67,8 @@ def _lagging() -> runtime_pb2.Deployment:
 
 def _of_blocks(total: int) -> runtime_pb2.Deployment:
     """A deployment whose KV cache has so many blocks; 0 as of an earlier server, which counts none."""
-    deployment = samples.deployment()
+    old = runtime_pb2.OldWeights(ref="tiny:v2", digest=OTHER, weight_epoch=1, active_requests=2, size_bytes=4_000_000)
+    deployment = samples.deployment(old_weights=old if total else None)
     deployment.capabilities.prefix_caching = total > 2
     load = runtime_pb2.Load(
         used_slots=1, used_blocks=1, total_blocks=total, block_tokens=256, used_tokens=57, queued_tokens=9

@@ -73,31 +73,26 @@ class TestStaging:
     def test_weights_count_twice_until_the_swap_is_over(self) -> None:
         manifest = neuron_manifest(1000)
         memory = CoreMemory(2 * 4000 + STATE_BYTES, manifest, manifest)
-        with memory.staging(manifest):
-            assert memory.list_used() == [2 * 4000 + STATE_BYTES] * 2
+        memory.stage(manifest)
+        assert memory.list_used() == [2 * 4000 + STATE_BYTES] * 2
+        memory.unstage()
         assert memory.list_used() == [4000 + STATE_BYTES] * 2
 
     def test_mutable_sets_count_once(self) -> None:
         manifest = with_mutable_set(neuron_manifest(1000), (3, 8, 2))
         memory = CoreMemory(1 << 20, manifest, neuron_manifest(500))
-        with memory.staging(manifest):
-            assert memory.list_used() == [4 * 1500 + 4 * 48 + STATE_BYTES] * 2
+        memory.stage(manifest)
+        assert memory.list_used() == [4 * 1500 + 4 * 48 + STATE_BYTES] * 2
+        memory.unstage()
         assert memory.list_used() == [4 * 500 + 4 * 48 + STATE_BYTES] * 2
 
     def test_refusal_names_what_the_shortest_core_lacks_and_changes_nothing(self) -> None:
         manifest = with_weights(neuron_manifest(1000), 1001, 1)
         memory = CoreMemory(2 * 4004 + STATE_BYTES - 1, manifest, manifest)
         with pytest.raises(MemoryUnavailable, match="4004 bytes of memory are needed on a core; 4003 of") as caught:
-            memory.staging(manifest).__enter__()
+            memory.stage(manifest)
         assert caught.value.metadata["missing_bytes"] == "1"
         assert memory.list_used() == [4000 + STATE_BYTES, 4004 + STATE_BYTES]
-
-    def test_a_failed_swap_gives_the_memory_back(self) -> None:
-        manifest = neuron_manifest(1000)
-        memory = CoreMemory(1 << 20, manifest, manifest)
-        with pytest.raises(MemoryError), memory.staging(manifest):
-            raise MemoryError
-        assert memory.list_used() == [4000 + STATE_BYTES] * 2
 
     def test_first_weights_take_the_room_that_was_kept_for_them(self) -> None:
         """A core that has room for one set of weights takes the first ones that a bundle without weights gets."""
@@ -107,11 +102,10 @@ class TestStaging:
         deployment = make_deployment(manifest)
         deployment.weights = None
         resources.reserve(deployment, manifest)
-        with resources.staging(deployment, manifest):
-            pass
+        resources.stage(deployment, manifest)
         deployment.weights = WeightsRecord(ref="story", digest=DIGEST)
         with pytest.raises(MemoryUnavailable):
-            resources.staging(deployment, manifest).__enter__()
+            resources.stage(deployment, manifest)
 
 
 def test_logical_cores_of_another_size_are_refused_by_field() -> None:

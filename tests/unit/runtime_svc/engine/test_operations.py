@@ -103,7 +103,7 @@ async def test_swap_raises_the_epoch_and_changes_the_tokens(start_engine: StartE
     receipt = await (await swap(harness, shards, InFlightPolicy.WAIT))
     assert (receipt.previous_weight_epoch, receipt.weight_epoch, receipt.aborted_requests) == (1, 2, 0)
     assert receipt.pause_s >= 0
-    assert harness.engine.launcher.weights_ref == "fake:v2"
+    assert harness.engine.weights.launcher.weights_ref == "fake:v2"
     assert harness.ranks.is_zeroed
     after = await collect(harness.submit([5], max_new_tokens=4))
     assert tokens_of(before) == expected_tokens([5], 4)
@@ -170,7 +170,7 @@ async def test_operations_that_abort_give_a_step_less_time(
     harness = await start_engine()
     harness.submit([5], max_new_tokens=3)
     await harness.hold()
-    begin = (harness.engine.reset_kv_cache(policy), harness.engine.stage_weights(shards, policy))
+    begin = (harness.engine.reset_kv_cache(policy), harness.engine.weights.stage(shards, policy))
     tasks = [asyncio.create_task(one) for one in begin]
     await asyncio.sleep(0)
     assert harness.ranks.num_hurrying == (2 if policy is InFlightPolicy.ABORT else 0)
@@ -196,7 +196,7 @@ async def test_hung_ranks_are_restarted_and_counted(start_engine: StartEngine) -
 
 async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEngine, tmp_path: Path) -> None:
     harness = await start_engine()
-    staging = asyncio.create_task(harness.engine.stage_weights({0: tmp_path / "nothing"}, InFlightPolicy.WAIT))
+    staging = asyncio.create_task(harness.engine.weights.stage({0: tmp_path / "nothing"}, InFlightPolicy.WAIT))
     await asyncio.sleep(0)
     staging.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -204,7 +204,7 @@ async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEn
     assert harness.ranks.num_discarded == 1
     harness.ranks.stage_failure = WeightsInvalid(0, "too short")
     with pytest.raises(WeightsInvalid):
-        await harness.engine.stage_weights({0: tmp_path / "nothing"}, InFlightPolicy.WAIT)
+        await harness.engine.weights.stage({0: tmp_path / "nothing"}, InFlightPolicy.WAIT)
     assert harness.ranks.num_discarded == 2
 
 

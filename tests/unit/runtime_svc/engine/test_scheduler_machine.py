@@ -132,6 +132,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.is_admitting = admitting
 
     @precondition(lambda self: self.plan is None)
+    @rule(keeps_running=st.booleans())
+    def swap(self, keeps_running: bool) -> None:
+        self.scheduler.kv.reset()
+        self.scheduler.begin_epoch(keeps_running=keeps_running)
+
+    @precondition(lambda self: self.plan is None)
     @rule()
     def launch(self) -> None:
         has_ready = any(
@@ -152,10 +158,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         written = [block for row in self.plan.rows for block in row.placement.blocks[row.num_cached // block_tokens :]]
         assert len(written) == len(set(written)), "two rows write the same place"
         assert len({row.row for row in self.plan.rows}) == len(self.plan.rows)
+        assert len({self.scheduler.uses_old(row.request) for row in self.plan.rows}) == 1, "weights cannot mix"
 
     def check_delay(self, has_ready: bool) -> None:
-        """Between two steps of tokens there is one of prompts, or several that have no more tokens than a chunk."""
-        if self.plan is None or self.plan.executable.submodel == "token_generation":
+        """Between two steps of tokens there is one of prompts, or several that have no more tokens than a chunk.
+
+        Of old weights and new ones, each has its own steps.
+        """
+        if self.plan is None or self.scheduler.num_old or self.plan.executable.submodel == "token_generation":
             self.prompt_steps.clear()
             return
         policy = self.scheduler.policy

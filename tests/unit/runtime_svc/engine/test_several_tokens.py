@@ -51,7 +51,7 @@ class Table:
         plan = self.scheduler.schedule()
         assert plan is not None
         rows = self.scheduler.update(plan, outcome.tokens, 1.0)
-        self.requests.add_output(StepOutput(rows, outcome, 1))
+        self.requests.add_output(StepOutput(rows, outcome))
         self.requests.publish()
         self.scheduler.check_integrity()
 

@@ -112,6 +112,12 @@ _SETTINGS: Final = (
     Row("cores", "{cores:,}, {threads_per_core} threads each"),
     Row("chunks", "for {target_inter_token_latency:g} s between two tokens", needs="target_inter_token_latency"),
     Row("memory", "{weights_bytes:size} weights, {kv_bytes:size} KV cache"),
+    Row(
+        "old weights",
+        "{old_weights.version|ref}, epoch {old_weights.weight_epoch}, {old_weights.size_bytes:size}, "
+        "{old_weights.active_requests} requests",
+        needs="old_weights",
+    ),
     Row("lengths", "prompt {capabilities.max_context_length}, sequence {capabilities.max_length} tokens"),
     Row(
         "sampling",
@@ -252,6 +258,7 @@ async def status_command(session: Session, *, deployment_id: str | None) -> None
     type=enum_choice(runtime_pb2.KvPolicy),
     help="What the runtime does with the KV cache. Default: invalidate.",
 )
+@click.option("--keep-old", is_flag=True, help="Keep the old weights mapped: loading them again reads no file.")
 @remote_command
 async def load_weights_command(
     session: Session,
@@ -261,6 +268,7 @@ async def load_weights_command(
     role: Role | None,
     in_flight: InFlight | None,
     kv: KvPolicy | None,
+    keep_old: bool,
 ) -> None:
     """Replace a running deployment's weights.
 
@@ -270,7 +278,13 @@ async def load_weights_command(
     with ProgressView(session.output) as progress:
         async with session.runtime() as runtime:
             result = await runtime.load_weights(
-                deployment_id, ref, role=role, in_flight=in_flight, kv=kv, on_progress=progress.loaded
+                deployment_id,
+                ref,
+                role=role,
+                in_flight=in_flight,
+                kv=kv,
+                keep_old=keep_old,
+                on_progress=progress.loaded,
             )
     record = {"event": "result", **record_from_message(result)}
     session.output.result(record, pairs(describe(result, _SWAP)))

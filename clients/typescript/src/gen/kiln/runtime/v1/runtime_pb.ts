@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/runtime.proto.
  */
 export const file_kiln_runtime_v1_runtime: GenFile = /*@__PURE__*/
-  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIpcGCgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQZm9sbG93ZWRfdmVyc2lvbhgPIAEoCRIXCg9mb2xsb3dlZF9kaWdlc3QYECABKAkSEAoIZGVncmFkZWQYESABKAgSMQoMa2VwdF93ZWlnaHRzGBIgAygLMhsua2lsbi5ydW50aW1lLnYxLktlcHRNZW1vcnkSLAoHa2VwdF9rdhgTIAMoCzIbLmtpbG4ucnVudGltZS52MS5LZXB0TWVtb3J5IpsBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEhEKDVNUQVRFX0xPQURJTkcQARIPCgtTVEFURV9SRUFEWRACEhQKEFNUQVRFX1JFQ09WRVJJTkcQAxITCg9TVEFURV9VTkxPQURJTkcQBBIQCgxTVEFURV9GQUlMRUQQBRIaChZTVEFURV9BV0FJVElOR19XRUlHSFRTEAYiMAoKS2VwdE1lbW9yeRIOCgZmb3JtYXQYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAyLqAQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJEhYKDmJ1bmRsZV92ZXJzaW9uGAggASgJEhcKD3dlaWdodHNfdmVyc2lvbhgJIAEoCSLXBgoMQ2FwYWJpbGl0aWVzEhoKEm1heF9jb250ZXh0X2xlbmd0aBgBIAEoBRISCgptYXhfbGVuZ3RoGAIgASgFEhYKDm1heF9iYXRjaF9zaXplGAMgASgFEhIKCnZvY2FiX3NpemUYBCABKAUSGAoQZHluYW1pY19zYW1wbGluZxgFIAEoCBIRCgltYXhfdG9wX2sYBiABKAUSEAoIbG9ncHJvYnMYByABKAgSDAoEY2hhdBgIIAEoCBI6ChBkZWZhdWx0X3NhbXBsaW5nGAkgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlZmF1bHRTYW1wbGluZxIVCg1lb3NfdG9rZW5faWRzGAogAygFEhYKDm1heF9uZXdfdG9rZW5zGAsgASgFEgwKBHRleHQYDCABKAgSDgoGbG9naXRzGA0gASgIEhQKDG1heF9sb2dwcm9icxgOIAEoBRIYChBpbnB1dF90cnVuY2F0aW9uGA8gASgIEhUKDWlucHV0X2NhcHR1cmUYECABKAgSGAoQbWF4X3N0b3Bfc3RyaW5ncxgRIAEoBRIaChJtYXhfc3RvcF90b2tlbl9pZHMYEiABKAUSFAoMcGFkZGluZ19zaWRlGBMgASgJEhIKCmFzeW5jX21vZGUYFCABKAgSMwoJc3VibW9kZWxzGBUgAygLMiAua2lsbi5ydW50aW1lLnYxLlN1Ym1vZGVsQnVja2V0cxIQCghhZGFwdGVycxgWIAMoCRIaChJzcGVjdWxhdGlvbl9sZW5ndGgYFyABKAUSFgoOcHJlZml4X2NhY2hpbmcYGCABKAgSEAoIc2Vzc2lvbnMYGSABKAgSGQoRbWF4X251bV9zZXF1ZW5jZXMYGiABKAUSFgoOY2hhdF90ZW1wbGF0ZXMYGyADKAkSFQoNYWRhcHRlcl9zbG90cxgcIAEoBRIYChBsb2dpdF9wcm9jZXNzb3JzGB0gASgIEjsKEmRlZmF1bHRfcGFyYW1ldGVycxgeIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxITCgtjb25zdHJhaW50cxghIAEoCBIXCg9wcm9tcHRfbG9ncHJvYnMYIiABKAgSEgoKZW1iZWRkaW5ncxgjIAEoCCJHCg9TdWJtb2RlbEJ1Y2tldHMSEAoIc3VibW9kZWwYASABKAkSEgoKYmF0Y2hfc2l6ZRgCIAEoBRIOCgZ0b2tlbnMYAyADKAUiRAoPRGVmYXVsdFNhbXBsaW5nEhMKC3RlbXBlcmF0dXJlGAEgASgCEg0KBXRvcF9rGAIgASgFEg0KBXRvcF9wGAMgASgCIu4BCgRMb2FkEhIKCnVzZWRfc2xvdHMYASABKAUSEwoLdG90YWxfc2xvdHMYAiABKAUSFwoPcXVldWVkX3JlcXVlc3RzGAMgASgFEhYKDnF1ZXVlX2NhcGFjaXR5GAQgASgFEg0KBXN0ZXBzGAUgASgDEhMKC3VzZWRfYmxvY2tzGAYgASgFEhQKDHRvdGFsX2Jsb2NrcxgHIAEoBRIUCgxibG9ja190b2tlbnMYCCABKAUSEwoLdXNlZF90b2tlbnMYCSABKAMSFQoNcXVldWVkX3Rva2VucxgKIAEoAxIQCghhZGFwdGVycxgLIAEoBSKWAQoHQWRhcHRlchIMCgRuYW1lGAEgASgJEg4KBmRpZ2VzdBgCIAEoCRISCgpidW5kbGVfcmVmGAMgASgJEhUKDWJ1bmRsZV9kaWdlc3QYBCABKAkSDQoFb3duZXIYBSABKAkSEQoEc2xvdBgGIAEoBUgAiAEBEhcKD2FjdGl2ZV9yZXF1ZXN0cxgHIAEoBUIHCgVfc2xvdCJXChJMb2FkQWRhcHRlclJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRILCgNyZWYYAiABKAkSDAoEbmFtZRgDIAEoCRIPCgdyZXBsYWNlGAQgASgIIkAKE0xvYWRBZGFwdGVyUmVzcG9uc2USKQoHYWRhcHRlchgBIAEoCzIYLmtpbG4ucnVudGltZS52MS5BZGFwdGVyIjsKFFVubG9hZEFkYXB0ZXJSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSDAoEbmFtZRgCIAEoCSIwChVVbmxvYWRBZGFwdGVyUmVzcG9uc2USFwoPYWN0aXZlX3JlcXVlc3RzGAEgASgFIiwKE0xpc3RBZGFwdGVyc1JlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCSJVChRMaXN0QWRhcHRlcnNSZXNwb25zZRIqCghhZGFwdGVycxgBIAMoCzIYLmtpbG4ucnVudGltZS52MS5BZGFwdGVyEhEKCW51bV9zbG90cxgCIAEoBSLPAQoRTG9hZEJ1bmRsZVJlcXVlc3QSCwoDcmVmGAEgASgJEhUKDWRlcGxveW1lbnRfaWQYAiABKAkSDQoFY29yZXMYAyADKAUSHQoQdGhyZWFkc19wZXJfY29yZRgEIAEoBUgAiAEBEhQKDGZvbGxvd19hbGlhcxgFIAEoCBI9Chp0YXJnZXRfaW50ZXJfdG9rZW5fbGF0ZW5jeRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkITChFfdGhyZWFkc19wZXJfY29yZSKDAQoSTG9hZEJ1bmRsZVJlc3BvbnNlEjEKCHByb2dyZXNzGAEgASgLMh0ua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzc0gAEjEKCmRlcGxveW1lbnQYAiABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudEgAQgcKBWV2ZW50IvMBCgxMb2FkUHJvZ3Jlc3MSMgoFc3RhZ2UYASABKA4yIy5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzLlN0YWdlEhIKCmRvbmVfYnl0ZXMYAiABKAMSEwoLdG90YWxfYnl0ZXMYAyABKAMihQEKBVN0YWdlEhUKEVNUQUdFX1VOU1BFQ0lGSUVEEAASEQoNU1RBR0VfUkVTT0xWRRABEg8KC1NUQUdFX0ZFVENIEAISEAoMU1RBR0VfVkVSSUZZEAMSDQoJU1RBR0VfTUFQEAQSEAoMU1RBR0VfV0FSTVVQEAUSDgoKU1RBR0VfU1dBUBAGImcKE1VubG9hZEJ1bmRsZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI5ChBpbl9mbGlnaHRfcG9saWN5GAIgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5IjAKFFVubG9hZEJ1bmRsZVJlc3BvbnNlEhgKEGFib3J0ZWRfcmVxdWVzdHMYASABKAUiGAoWTGlzdERlcGxveW1lbnRzUmVxdWVzdCJLChdMaXN0RGVwbG95bWVudHNSZXNwb25zZRIwCgtkZXBsb3ltZW50cxgBIAMoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Ii0KFEdldERlcGxveW1lbnRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiSAoVR2V0RGVwbG95bWVudFJlc3BvbnNlEi8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCKVAgoTUmVzZXRLVkNhY2hlUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEjYKCmRlcGxveW1lbnQYAiABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudFNjb3BlSAASOQoMcHJlZml4X2NhY2hlGAQgASgLMiEua2lsbi5ydW50aW1lLnYxLlByZWZpeENhY2hlU2NvcGVIABIwCgdzZXNzaW9uGAUgASgLMh0ua2lsbi5ydW50aW1lLnYxLlNlc3Npb25TY29wZUgAEjkKEGluX2ZsaWdodF9wb2xpY3kYAyABKA4yHy5raWxuLnJ1bnRpbWUudjEuSW5GbGlnaHRQb2xpY3lCBwoFc2NvcGUiEQoPRGVwbG95bWVudFNjb3BlIhIKEFByZWZpeENhY2hlU2NvcGUiIgoMU2Vzc2lvblNjb3BlEhIKCnNlc3Npb25faWQYASABKAkitgEKFFJlc2V0S1ZDYWNoZVJlc3BvbnNlEhoKEmFmZmVjdGVkX3NlcXVlbmNlcxgBIAEoBRITCgtmcmVlZF9zbG90cxgCIAEoBRIUCgx6ZXJvZWRfYnl0ZXMYAyABKAMSFAoMd2VpZ2h0X2Vwb2NoGAQgASgDEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGZyZWVkX2Jsb2NrcxgGIAEoBSIsChNMaXN0U2Vzc2lvbnNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiQgoUTGlzdFNlc3Npb25zUmVzcG9uc2USKgoIc2Vzc2lvbnMYASADKAsyGC5raWxuLnJ1bnRpbWUudjEuU2Vzc2lvbiKfAQoHU2Vzc2lvbhIKCgJpZBgBIAEoCRITCgtoZWxkX3Rva2VucxgCIAEoBRIPCgdydW5uaW5nGAMgASgIEjEKDWxhc3RfdXNlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC2V4cGlyZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLGAQoSTG9hZFdlaWdodHNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEiMKBHJvbGUYAyABKA4yFS5raWxuLnJ1bnRpbWUudjEuUm9sZRI5ChBpbl9mbGlnaHRfcG9saWN5GAQgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5EiwKCWt2X3BvbGljeRgFIAEoDjIZLmtpbG4ucnVudGltZS52MS5LdlBvbGljeSKHAQoTTG9hZFdlaWdodHNSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABI0CgZyZXN1bHQYAiABKAsyIi5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXN1bHRIAEIHCgVldmVudCLGAQoRTG9hZFdlaWdodHNSZXN1bHQSLwoKZGVwbG95bWVudBgBIAEoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Eh0KFXByZXZpb3VzX3dlaWdodF9lcG9jaBgCIAEoAxIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSGAoQYWJvcnRlZF9yZXF1ZXN0cxgEIAEoBRIxCg5wYXVzZV9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCLaAgoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSFwoPc2NoZW1hX3JldmlzaW9uGAIgASgFEh8KF21pbmltdW1fY2xpZW50X3JldmlzaW9uGAMgASgFEg4KBnRhcmdldBgEIAEoCRIMCgRpc2FzGAUgAygJEhMKC3RvdGFsX2NvcmVzGAYgASgFEhIKCmZyZWVfY29yZXMYByABKAUSLgoKc3RhcnRfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoSdG90YWxfbWVtb3J5X2J5dGVzGAkgASgDEhkKEWZyZWVfbWVtb3J5X2J5dGVzGAogASgDEjQKC2RlcGxveW1lbnRzGAsgAygLMh8ua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRJbmZvEhIKCmhvc3RfY29yZXMYDCADKAUi3AEKDkRlcGxveW1lbnRJbmZvEgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSMwoMY2FwYWJpbGl0aWVzGAMgASgLMh0ua2lsbi5ydW50aW1lLnYxLkNhcGFiaWxpdGllcxIUCgxjaHVua190b2tlbnMYBCABKAUSFwoPd2VpZ2h0c192ZXJzaW9uGAUgASgJEhYKDndlaWdodHNfZGlnZXN0GAYgASgJEhAKCGRlZ3JhZGVkGAcgASgIKj0KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg8KC1JPTEVfVEFSR0VUEAESDgoKUk9MRV9EUkFGVBACKqUBCg5JbkZsaWdodFBvbGljeRIgChxJTl9GTElHSFRfUE9MSUNZX1VOU1BFQ0lGSUVEEAASGQoVSU5fRkxJR0hUX1BPTElDWV9XQUlUEAESGgoWSU5fRkxJR0hUX1BPTElDWV9BQk9SVBACEhsKF0lOX0ZMSUdIVF9QT0xJQ1lfUkVGVVNFEAMSHQoZSU5fRkxJR0hUX1BPTElDWV9DT05USU5VRRAEKlMKCEt2UG9saWN5EhkKFUtWX1BPTElDWV9VTlNQRUNJRklFRBAAEhgKFEtWX1BPTElDWV9JTlZBTElEQVRFEAESEgoOS1ZfUE9MSUNZX0tFRVAQAjKZCAoOUnVudGltZVNlcnZpY2USVwoKTG9hZEJ1bmRsZRIiLmtpbG4ucnVudGltZS52MS5Mb2FkQnVuZGxlUmVxdWVzdBojLmtpbG4ucnVudGltZS52MS5Mb2FkQnVuZGxlUmVzcG9uc2UwARJbCgxVbmxvYWRCdW5kbGUSJC5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5VbmxvYWRCdW5kbGVSZXNwb25zZRJkCg9MaXN0RGVwbG95bWVudHMSJy5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVxdWVzdBooLmtpbG4ucnVudGltZS52MS5MaXN0RGVwbG95bWVudHNSZXNwb25zZRJeCg1HZXREZXBsb3ltZW50EiUua2lsbi5ydW50aW1lLnYxLkdldERlcGxveW1lbnRSZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldERlcGxveW1lbnRSZXNwb25zZRJbCgxSZXNldEtWQ2FjaGUSJC5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5SZXNldEtWQ2FjaGVSZXNwb25zZRJbCgxMaXN0U2Vzc2lvbnMSJC5raWxuLnJ1bnRpbWUudjEuTGlzdFNlc3Npb25zUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5MaXN0U2Vzc2lvbnNSZXNwb25zZRJaCgtMb2FkV2VpZ2h0cxIjLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1JlcXVlc3QaJC5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXNwb25zZTABElgKC0xvYWRBZGFwdGVyEiMua2lsbi5ydW50aW1lLnYxLkxvYWRBZGFwdGVyUmVxdWVzdBokLmtpbG4ucnVudGltZS52MS5Mb2FkQWRhcHRlclJlc3BvbnNlEl4KDVVubG9hZEFkYXB0ZXISJS5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQWRhcHRlclJlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQWRhcHRlclJlc3BvbnNlElsKDExpc3RBZGFwdGVycxIkLmtpbG4ucnVudGltZS52MS5MaXN0QWRhcHRlcnNSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLkxpc3RBZGFwdGVyc1Jlc3BvbnNlEl4KDUdldFNlcnZlckluZm8SJS5raWxuLnJ1bnRpbWUudjEuR2V0U2VydmVySW5mb1JlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlQogBChNkZXYua2lsbi5ydW50aW1lLnYxUAFaJ2tpbG4ubG9jYWwvZ28va2lsbi9ydW50aW1lL3YxO3J1bnRpbWV2MaoCD0tpbG4uUnVudGltZS5WMboCDUtpbG5SdW50aW1lVjHKAg9LaWxuXFJ1bnRpbWVcVjHqAhFLaWxuOjpSdW50aW1lOjpWMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_kiln_runtime_v1_generation]);
+  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIskGCgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQZm9sbG93ZWRfdmVyc2lvbhgPIAEoCRIXCg9mb2xsb3dlZF9kaWdlc3QYECABKAkSEAoIZGVncmFkZWQYESABKAgSMQoMa2VwdF93ZWlnaHRzGBIgAygLMhsua2lsbi5ydW50aW1lLnYxLktlcHRNZW1vcnkSLAoHa2VwdF9rdhgTIAMoCzIbLmtpbG4ucnVudGltZS52MS5LZXB0TWVtb3J5EjAKC29sZF93ZWlnaHRzGBQgASgLMhsua2lsbi5ydW50aW1lLnYxLk9sZFdlaWdodHMimwEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASEQoNU1RBVEVfTE9BRElORxABEg8KC1NUQVRFX1JFQURZEAISFAoQU1RBVEVfUkVDT1ZFUklORxADEhMKD1NUQVRFX1VOTE9BRElORxAEEhAKDFNUQVRFX0ZBSUxFRBAFEhoKFlNUQVRFX0FXQUlUSU5HX1dFSUdIVFMQBiKLAQoKT2xkV2VpZ2h0cxILCgNyZWYYASABKAkSDgoGZGlnZXN0GAIgASgJEg8KB3ZlcnNpb24YAyABKAkSFAoMd2VpZ2h0X2Vwb2NoGAQgASgDEhcKD2FjdGl2ZV9yZXF1ZXN0cxgFIAEoBRIMCgRrZXB0GAYgASgIEhIKCnNpemVfYnl0ZXMYByABKAMiMAoKS2VwdE1lbW9yeRIOCgZmb3JtYXQYASABKAkSEgoKc2l6ZV9ieXRlcxgCIAEoAyLqAQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJEhYKDmJ1bmRsZV92ZXJzaW9uGAggASgJEhcKD3dlaWdodHNfdmVyc2lvbhgJIAEoCSLXBgoMQ2FwYWJpbGl0aWVzEhoKEm1heF9jb250ZXh0X2xlbmd0aBgBIAEoBRISCgptYXhfbGVuZ3RoGAIgASgFEhYKDm1heF9iYXRjaF9zaXplGAMgASgFEhIKCnZvY2FiX3NpemUYBCABKAUSGAoQZHluYW1pY19zYW1wbGluZxgFIAEoCBIRCgltYXhfdG9wX2sYBiABKAUSEAoIbG9ncHJvYnMYByABKAgSDAoEY2hhdBgIIAEoCBI6ChBkZWZhdWx0X3NhbXBsaW5nGAkgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlZmF1bHRTYW1wbGluZxIVCg1lb3NfdG9rZW5faWRzGAogAygFEhYKDm1heF9uZXdfdG9rZW5zGAsgASgFEgwKBHRleHQYDCABKAgSDgoGbG9naXRzGA0gASgIEhQKDG1heF9sb2dwcm9icxgOIAEoBRIYChBpbnB1dF90cnVuY2F0aW9uGA8gASgIEhUKDWlucHV0X2NhcHR1cmUYECABKAgSGAoQbWF4X3N0b3Bfc3RyaW5ncxgRIAEoBRIaChJtYXhfc3RvcF90b2tlbl9pZHMYEiABKAUSFAoMcGFkZGluZ19zaWRlGBMgASgJEhIKCmFzeW5jX21vZGUYFCABKAgSMwoJc3VibW9kZWxzGBUgAygLMiAua2lsbi5ydW50aW1lLnYxLlN1Ym1vZGVsQnVja2V0cxIQCghhZGFwdGVycxgWIAMoCRIaChJzcGVjdWxhdGlvbl9sZW5ndGgYFyABKAUSFgoOcHJlZml4X2NhY2hpbmcYGCABKAgSEAoIc2Vzc2lvbnMYGSABKAgSGQoRbWF4X251bV9zZXF1ZW5jZXMYGiABKAUSFgoOY2hhdF90ZW1wbGF0ZXMYGyADKAkSFQoNYWRhcHRlcl9zbG90cxgcIAEoBRIYChBsb2dpdF9wcm9jZXNzb3JzGB0gASgIEjsKEmRlZmF1bHRfcGFyYW1ldGVycxgeIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxITCgtjb25zdHJhaW50cxghIAEoCBIXCg9wcm9tcHRfbG9ncHJvYnMYIiABKAgSEgoKZW1iZWRkaW5ncxgjIAEoCCJHCg9TdWJtb2RlbEJ1Y2tldHMSEAoIc3VibW9kZWwYASABKAkSEgoKYmF0Y2hfc2l6ZRgCIAEoBRIOCgZ0b2tlbnMYAyADKAUiRAoPRGVmYXVsdFNhbXBsaW5nEhMKC3RlbXBlcmF0dXJlGAEgASgCEg0KBXRvcF9rGAIgASgFEg0KBXRvcF9wGAMgASgCIu4BCgRMb2FkEhIKCnVzZWRfc2xvdHMYASABKAUSEwoLdG90YWxfc2xvdHMYAiABKAUSFwoPcXVldWVkX3JlcXVlc3RzGAMgASgFEhYKDnF1ZXVlX2NhcGFjaXR5GAQgASgFEg0KBXN0ZXBzGAUgASgDEhMKC3VzZWRfYmxvY2tzGAYgASgFEhQKDHRvdGFsX2Jsb2NrcxgHIAEoBRIUCgxibG9ja190b2tlbnMYCCABKAUSEwoLdXNlZF90b2tlbnMYCSABKAMSFQoNcXVldWVkX3Rva2VucxgKIAEoAxIQCghhZGFwdGVycxgLIAEoBSKWAQoHQWRhcHRlchIMCgRuYW1lGAEgASgJEg4KBmRpZ2VzdBgCIAEoCRISCgpidW5kbGVfcmVmGAMgASgJEhUKDWJ1bmRsZV9kaWdlc3QYBCABKAkSDQoFb3duZXIYBSABKAkSEQoEc2xvdBgGIAEoBUgAiAEBEhcKD2FjdGl2ZV9yZXF1ZXN0cxgHIAEoBUIHCgVfc2xvdCJXChJMb2FkQWRhcHRlclJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRILCgNyZWYYAiABKAkSDAoEbmFtZRgDIAEoCRIPCgdyZXBsYWNlGAQgASgIIkAKE0xvYWRBZGFwdGVyUmVzcG9uc2USKQoHYWRhcHRlchgBIAEoCzIYLmtpbG4ucnVudGltZS52MS5BZGFwdGVyIjsKFFVubG9hZEFkYXB0ZXJSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSDAoEbmFtZRgCIAEoCSIwChVVbmxvYWRBZGFwdGVyUmVzcG9uc2USFwoPYWN0aXZlX3JlcXVlc3RzGAEgASgFIiwKE0xpc3RBZGFwdGVyc1JlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCSJVChRMaXN0QWRhcHRlcnNSZXNwb25zZRIqCghhZGFwdGVycxgBIAMoCzIYLmtpbG4ucnVudGltZS52MS5BZGFwdGVyEhEKCW51bV9zbG90cxgCIAEoBSLPAQoRTG9hZEJ1bmRsZVJlcXVlc3QSCwoDcmVmGAEgASgJEhUKDWRlcGxveW1lbnRfaWQYAiABKAkSDQoFY29yZXMYAyADKAUSHQoQdGhyZWFkc19wZXJfY29yZRgEIAEoBUgAiAEBEhQKDGZvbGxvd19hbGlhcxgFIAEoCBI9Chp0YXJnZXRfaW50ZXJfdG9rZW5fbGF0ZW5jeRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkITChFfdGhyZWFkc19wZXJfY29yZSKDAQoSTG9hZEJ1bmRsZVJlc3BvbnNlEjEKCHByb2dyZXNzGAEgASgLMh0ua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzc0gAEjEKCmRlcGxveW1lbnQYAiABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudEgAQgcKBWV2ZW50IvMBCgxMb2FkUHJvZ3Jlc3MSMgoFc3RhZ2UYASABKA4yIy5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzLlN0YWdlEhIKCmRvbmVfYnl0ZXMYAiABKAMSEwoLdG90YWxfYnl0ZXMYAyABKAMihQEKBVN0YWdlEhUKEVNUQUdFX1VOU1BFQ0lGSUVEEAASEQoNU1RBR0VfUkVTT0xWRRABEg8KC1NUQUdFX0ZFVENIEAISEAoMU1RBR0VfVkVSSUZZEAMSDQoJU1RBR0VfTUFQEAQSEAoMU1RBR0VfV0FSTVVQEAUSDgoKU1RBR0VfU1dBUBAGImcKE1VubG9hZEJ1bmRsZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI5ChBpbl9mbGlnaHRfcG9saWN5GAIgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5IjAKFFVubG9hZEJ1bmRsZVJlc3BvbnNlEhgKEGFib3J0ZWRfcmVxdWVzdHMYASABKAUiGAoWTGlzdERlcGxveW1lbnRzUmVxdWVzdCJLChdMaXN0RGVwbG95bWVudHNSZXNwb25zZRIwCgtkZXBsb3ltZW50cxgBIAMoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Ii0KFEdldERlcGxveW1lbnRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiSAoVR2V0RGVwbG95bWVudFJlc3BvbnNlEi8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCKVAgoTUmVzZXRLVkNhY2hlUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEjYKCmRlcGxveW1lbnQYAiABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudFNjb3BlSAASOQoMcHJlZml4X2NhY2hlGAQgASgLMiEua2lsbi5ydW50aW1lLnYxLlByZWZpeENhY2hlU2NvcGVIABIwCgdzZXNzaW9uGAUgASgLMh0ua2lsbi5ydW50aW1lLnYxLlNlc3Npb25TY29wZUgAEjkKEGluX2ZsaWdodF9wb2xpY3kYAyABKA4yHy5raWxuLnJ1bnRpbWUudjEuSW5GbGlnaHRQb2xpY3lCBwoFc2NvcGUiEQoPRGVwbG95bWVudFNjb3BlIhIKEFByZWZpeENhY2hlU2NvcGUiIgoMU2Vzc2lvblNjb3BlEhIKCnNlc3Npb25faWQYASABKAkitgEKFFJlc2V0S1ZDYWNoZVJlc3BvbnNlEhoKEmFmZmVjdGVkX3NlcXVlbmNlcxgBIAEoBRITCgtmcmVlZF9zbG90cxgCIAEoBRIUCgx6ZXJvZWRfYnl0ZXMYAyABKAMSFAoMd2VpZ2h0X2Vwb2NoGAQgASgDEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGZyZWVkX2Jsb2NrcxgGIAEoBSIsChNMaXN0U2Vzc2lvbnNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiQgoUTGlzdFNlc3Npb25zUmVzcG9uc2USKgoIc2Vzc2lvbnMYASADKAsyGC5raWxuLnJ1bnRpbWUudjEuU2Vzc2lvbiKfAQoHU2Vzc2lvbhIKCgJpZBgBIAEoCRITCgtoZWxkX3Rva2VucxgCIAEoBRIPCgdydW5uaW5nGAMgASgIEjEKDWxhc3RfdXNlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC2V4cGlyZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLgAQoSTG9hZFdlaWdodHNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEiMKBHJvbGUYAyABKA4yFS5raWxuLnJ1bnRpbWUudjEuUm9sZRI5ChBpbl9mbGlnaHRfcG9saWN5GAQgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5EiwKCWt2X3BvbGljeRgFIAEoDjIZLmtpbG4ucnVudGltZS52MS5LdlBvbGljeRIYChBrZWVwX29sZF93ZWlnaHRzGAYgASgIIocBChNMb2FkV2VpZ2h0c1Jlc3BvbnNlEjEKCHByb2dyZXNzGAEgASgLMh0ua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzc0gAEjQKBnJlc3VsdBgCIAEoCzIiLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1Jlc3VsdEgAQgcKBWV2ZW50IsYBChFMb2FkV2VpZ2h0c1Jlc3VsdBIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQSHQoVcHJldmlvdXNfd2VpZ2h0X2Vwb2NoGAIgASgDEhQKDHdlaWdodF9lcG9jaBgDIAEoAxIYChBhYm9ydGVkX3JlcXVlc3RzGAQgASgFEjEKDnBhdXNlX2R1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIhYKFEdldFNlcnZlckluZm9SZXF1ZXN0ItoCChVHZXRTZXJ2ZXJJbmZvUmVzcG9uc2USDwoHdmVyc2lvbhgBIAEoCRIXCg9zY2hlbWFfcmV2aXNpb24YAiABKAUSHwoXbWluaW11bV9jbGllbnRfcmV2aXNpb24YAyABKAUSDgoGdGFyZ2V0GAQgASgJEgwKBGlzYXMYBSADKAkSEwoLdG90YWxfY29yZXMYBiABKAUSEgoKZnJlZV9jb3JlcxgHIAEoBRIuCgpzdGFydF90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIaChJ0b3RhbF9tZW1vcnlfYnl0ZXMYCSABKAMSGQoRZnJlZV9tZW1vcnlfYnl0ZXMYCiABKAMSNAoLZGVwbG95bWVudHMYCyADKAsyHy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudEluZm8SEgoKaG9zdF9jb3JlcxgMIAMoBSLcAQoORGVwbG95bWVudEluZm8SCgoCaWQYASABKAkSMAoFc3RhdGUYAiABKA4yIS5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudC5TdGF0ZRIzCgxjYXBhYmlsaXRpZXMYAyABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEhQKDGNodW5rX3Rva2VucxgEIAEoBRIXCg93ZWlnaHRzX3ZlcnNpb24YBSABKAkSFgoOd2VpZ2h0c19kaWdlc3QYBiABKAkSEAoIZGVncmFkZWQYByABKAgqPQoEUm9sZRIUChBST0xFX1VOU1BFQ0lGSUVEEAASDwoLUk9MRV9UQVJHRVQQARIOCgpST0xFX0RSQUZUEAIqyQEKDkluRmxpZ2h0UG9saWN5EiAKHElOX0ZMSUdIVF9QT0xJQ1lfVU5TUEVDSUZJRUQQABIZChVJTl9GTElHSFRfUE9MSUNZX1dBSVQQARIaChZJTl9GTElHSFRfUE9MSUNZX0FCT1JUEAISGwoXSU5fRkxJR0hUX1BPTElDWV9SRUZVU0UQAxIdChlJTl9GTElHSFRfUE9MSUNZX0NPTlRJTlVFEAQSIgoeSU5fRkxJR0hUX1BPTElDWV9GSU5JU0hfT05fT0xEEAUqUwoIS3ZQb2xpY3kSGQoVS1ZfUE9MSUNZX1VOU1BFQ0lGSUVEEAASGAoUS1ZfUE9MSUNZX0lOVkFMSURBVEUQARISCg5LVl9QT0xJQ1lfS0VFUBACMpkICg5SdW50aW1lU2VydmljZRJXCgpMb2FkQnVuZGxlEiIua2lsbi5ydW50aW1lLnYxLkxvYWRCdW5kbGVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkxvYWRCdW5kbGVSZXNwb25zZTABElsKDFVubG9hZEJ1bmRsZRIkLmtpbG4ucnVudGltZS52MS5VbmxvYWRCdW5kbGVSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlc3BvbnNlEmQKD0xpc3REZXBsb3ltZW50cxInLmtpbG4ucnVudGltZS52MS5MaXN0RGVwbG95bWVudHNSZXF1ZXN0Gigua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1Jlc3BvbnNlEl4KDUdldERlcGxveW1lbnQSJS5raWxuLnJ1bnRpbWUudjEuR2V0RGVwbG95bWVudFJlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuR2V0RGVwbG95bWVudFJlc3BvbnNlElsKDFJlc2V0S1ZDYWNoZRIkLmtpbG4ucnVudGltZS52MS5SZXNldEtWQ2FjaGVSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlc3BvbnNlElsKDExpc3RTZXNzaW9ucxIkLmtpbG4ucnVudGltZS52MS5MaXN0U2Vzc2lvbnNSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLkxpc3RTZXNzaW9uc1Jlc3BvbnNlEloKC0xvYWRXZWlnaHRzEiMua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVxdWVzdBokLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1Jlc3BvbnNlMAESWAoLTG9hZEFkYXB0ZXISIy5raWxuLnJ1bnRpbWUudjEuTG9hZEFkYXB0ZXJSZXF1ZXN0GiQua2lsbi5ydW50aW1lLnYxLkxvYWRBZGFwdGVyUmVzcG9uc2USXgoNVW5sb2FkQWRhcHRlchIlLmtpbG4ucnVudGltZS52MS5VbmxvYWRBZGFwdGVyUmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5VbmxvYWRBZGFwdGVyUmVzcG9uc2USWwoMTGlzdEFkYXB0ZXJzEiQua2lsbi5ydW50aW1lLnYxLkxpc3RBZGFwdGVyc1JlcXVlc3QaJS5raWxuLnJ1bnRpbWUudjEuTGlzdEFkYXB0ZXJzUmVzcG9uc2USXgoNR2V0U2VydmVySW5mbxIlLmtpbG4ucnVudGltZS52MS5HZXRTZXJ2ZXJJbmZvUmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXRTZXJ2ZXJJbmZvUmVzcG9uc2VCiAEKE2Rldi5raWxuLnJ1bnRpbWUudjFQAVona2lsbi5sb2NhbC9nby9raWxuL3J1bnRpbWUvdjE7cnVudGltZXYxqgIPS2lsbi5SdW50aW1lLlYxugINS2lsblJ1bnRpbWVWMcoCD0tpbG5cUnVudGltZVxWMeoCEUtpbG46OlJ1bnRpbWU6OlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_kiln_runtime_v1_generation]);
 
 /**
  * Deployment is a loaded bundle.
@@ -81,7 +81,7 @@ export type Deployment = Message<"kiln.runtime.v1.Deployment"> & {
   createTime?: Timestamp;
 
   /**
-   * Memory mapped for weights, over all ranks, in bytes.
+   * Memory mapped for the weights in use, over all ranks, in bytes.
    *
    * @generated from field: int64 weights_bytes = 9;
    */
@@ -158,6 +158,13 @@ export type Deployment = Message<"kiln.runtime.v1.Deployment"> & {
    * @generated from field: repeated kiln.runtime.v1.KeptMemory kept_kv = 19;
    */
   keptKv: KeptMemory[];
+
+  /**
+   * Weights that stay mapped beside those in use; unset where there are none.
+   *
+   * @generated from field: kiln.runtime.v1.OldWeights old_weights = 20;
+   */
+  oldWeights?: OldWeights;
 };
 
 /**
@@ -230,6 +237,69 @@ export const Deployment_StateSchema: GenEnum<Deployment_State> = /*@__PURE__*/
   enumDesc(file_kiln_runtime_v1_runtime, 0, 0);
 
 /**
+ * OldWeights are weights that a LoadWeights has replaced, and that stay mapped: LoadWeights of their bundle reads no file.
+ *
+ * @generated from message kiln.runtime.v1.OldWeights
+ */
+export type OldWeights = Message<"kiln.runtime.v1.OldWeights"> & {
+  /**
+   * Reference of their bundle, as asked for.
+   *
+   * @generated from field: string ref = 1;
+   */
+  ref: string;
+
+  /**
+   * Its digest.
+   *
+   * @generated from field: string digest = 2;
+   */
+  digest: string;
+
+  /**
+   * The version that `ref` named, `NAME:vN`; empty where the source of bundles told none.
+   *
+   * @generated from field: string version = 3;
+   */
+  version: string;
+
+  /**
+   * The newest epoch in which they were in use.
+   *
+   * @generated from field: int64 weight_epoch = 4;
+   */
+  weightEpoch: bigint;
+
+  /**
+   * Requests that still run with them.
+   *
+   * @generated from field: int32 active_requests = 5;
+   */
+  activeRequests: number;
+
+  /**
+   * Whether they stay when no request runs with them, as `keep_old_weights` asked.
+   *
+   * @generated from field: bool kept = 6;
+   */
+  kept: boolean;
+
+  /**
+   * Memory that they take, over all ranks, in bytes.
+   *
+   * @generated from field: int64 size_bytes = 7;
+   */
+  sizeBytes: bigint;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.OldWeights.
+ * Use `create(OldWeightsSchema)` to create a new message.
+ */
+export const OldWeightsSchema: GenMessage<OldWeights> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 1);
+
+/**
  * KeptMemory is the part of a deployment's memory that is kept in one way.
  *
  * @generated from message kiln.runtime.v1.KeptMemory
@@ -255,7 +325,7 @@ export type KeptMemory = Message<"kiln.runtime.v1.KeptMemory"> & {
  * Use `create(KeptMemorySchema)` to create a new message.
  */
 export const KeptMemorySchema: GenMessage<KeptMemory> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 1);
+  messageDesc(file_kiln_runtime_v1_runtime, 2);
 
 /**
  * RoleStatus is one bundle of a deployment.
@@ -332,7 +402,7 @@ export type RoleStatus = Message<"kiln.runtime.v1.RoleStatus"> & {
  * Use `create(RoleStatusSchema)` to create a new message.
  */
 export const RoleStatusSchema: GenMessage<RoleStatus> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 2);
+  messageDesc(file_kiln_runtime_v1_runtime, 3);
 
 /**
  * Capabilities is what a request may ask of a deployment, from its manifest.
@@ -579,7 +649,7 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
  * Use `create(CapabilitiesSchema)` to create a new message.
  */
 export const CapabilitiesSchema: GenMessage<Capabilities> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 3);
+  messageDesc(file_kiln_runtime_v1_runtime, 4);
 
 /**
  * SubmodelBuckets are the static shapes of one submodel.
@@ -614,7 +684,7 @@ export type SubmodelBuckets = Message<"kiln.runtime.v1.SubmodelBuckets"> & {
  * Use `create(SubmodelBucketsSchema)` to create a new message.
  */
 export const SubmodelBucketsSchema: GenMessage<SubmodelBuckets> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 4);
+  messageDesc(file_kiln_runtime_v1_runtime, 5);
 
 /**
  * DefaultSampling holds the sampling values of a request that sets none.
@@ -649,7 +719,7 @@ export type DefaultSampling = Message<"kiln.runtime.v1.DefaultSampling"> & {
  * Use `create(DefaultSamplingSchema)` to create a new message.
  */
 export const DefaultSamplingSchema: GenMessage<DefaultSampling> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 5);
+  messageDesc(file_kiln_runtime_v1_runtime, 6);
 
 /**
  * Load is how busy a deployment is.
@@ -740,7 +810,7 @@ export type Load = Message<"kiln.runtime.v1.Load"> & {
  * Use `create(LoadSchema)` to create a new message.
  */
 export const LoadSchema: GenMessage<Load> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 6);
+  messageDesc(file_kiln_runtime_v1_runtime, 7);
 
 /**
  * Adapter is a loaded LoRA adapter.
@@ -803,7 +873,7 @@ export type Adapter = Message<"kiln.runtime.v1.Adapter"> & {
  * Use `create(AdapterSchema)` to create a new message.
  */
 export const AdapterSchema: GenMessage<Adapter> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 7);
+  messageDesc(file_kiln_runtime_v1_runtime, 8);
 
 /**
  * LoadAdapterRequest names an adapter and where it comes from.
@@ -845,7 +915,7 @@ export type LoadAdapterRequest = Message<"kiln.runtime.v1.LoadAdapterRequest"> &
  * Use `create(LoadAdapterRequestSchema)` to create a new message.
  */
 export const LoadAdapterRequestSchema: GenMessage<LoadAdapterRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 8);
+  messageDesc(file_kiln_runtime_v1_runtime, 9);
 
 /**
  * LoadAdapterResponse is the loaded adapter.
@@ -866,7 +936,7 @@ export type LoadAdapterResponse = Message<"kiln.runtime.v1.LoadAdapterResponse">
  * Use `create(LoadAdapterResponseSchema)` to create a new message.
  */
 export const LoadAdapterResponseSchema: GenMessage<LoadAdapterResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 9);
+  messageDesc(file_kiln_runtime_v1_runtime, 10);
 
 /**
  * UnloadAdapterRequest names an adapter.
@@ -894,7 +964,7 @@ export type UnloadAdapterRequest = Message<"kiln.runtime.v1.UnloadAdapterRequest
  * Use `create(UnloadAdapterRequestSchema)` to create a new message.
  */
 export const UnloadAdapterRequestSchema: GenMessage<UnloadAdapterRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 10);
+  messageDesc(file_kiln_runtime_v1_runtime, 11);
 
 /**
  * UnloadAdapterResponse tells what goes on.
@@ -915,7 +985,7 @@ export type UnloadAdapterResponse = Message<"kiln.runtime.v1.UnloadAdapterRespon
  * Use `create(UnloadAdapterResponseSchema)` to create a new message.
  */
 export const UnloadAdapterResponseSchema: GenMessage<UnloadAdapterResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 11);
+  messageDesc(file_kiln_runtime_v1_runtime, 12);
 
 /**
  * ListAdaptersRequest asks for a deployment's adapters.
@@ -936,7 +1006,7 @@ export type ListAdaptersRequest = Message<"kiln.runtime.v1.ListAdaptersRequest">
  * Use `create(ListAdaptersRequestSchema)` to create a new message.
  */
 export const ListAdaptersRequestSchema: GenMessage<ListAdaptersRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 12);
+  messageDesc(file_kiln_runtime_v1_runtime, 13);
 
 /**
  * ListAdaptersResponse lists adapters.
@@ -964,7 +1034,7 @@ export type ListAdaptersResponse = Message<"kiln.runtime.v1.ListAdaptersResponse
  * Use `create(ListAdaptersResponseSchema)` to create a new message.
  */
 export const ListAdaptersResponseSchema: GenMessage<ListAdaptersResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 13);
+  messageDesc(file_kiln_runtime_v1_runtime, 14);
 
 /**
  * LoadBundleRequest asks for a deployment.
@@ -1021,7 +1091,7 @@ export type LoadBundleRequest = Message<"kiln.runtime.v1.LoadBundleRequest"> & {
  * Use `create(LoadBundleRequestSchema)` to create a new message.
  */
 export const LoadBundleRequestSchema: GenMessage<LoadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 14);
+  messageDesc(file_kiln_runtime_v1_runtime, 15);
 
 /**
  * LoadBundleResponse is one event of a load.
@@ -1058,7 +1128,7 @@ export type LoadBundleResponse = Message<"kiln.runtime.v1.LoadBundleResponse"> &
  * Use `create(LoadBundleResponseSchema)` to create a new message.
  */
 export const LoadBundleResponseSchema: GenMessage<LoadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 15);
+  messageDesc(file_kiln_runtime_v1_runtime, 16);
 
 /**
  * LoadProgress tells where a load stands.
@@ -1093,7 +1163,7 @@ export type LoadProgress = Message<"kiln.runtime.v1.LoadProgress"> & {
  * Use `create(LoadProgressSchema)` to create a new message.
  */
 export const LoadProgressSchema: GenMessage<LoadProgress> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 16);
+  messageDesc(file_kiln_runtime_v1_runtime, 17);
 
 /**
  * Stage of a load.
@@ -1155,7 +1225,7 @@ export enum LoadProgress_Stage {
  * Describes the enum kiln.runtime.v1.LoadProgress.Stage.
  */
 export const LoadProgress_StageSchema: GenEnum<LoadProgress_Stage> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_runtime, 16, 0);
+  enumDesc(file_kiln_runtime_v1_runtime, 17, 0);
 
 /**
  * UnloadBundleRequest names a deployment.
@@ -1183,7 +1253,7 @@ export type UnloadBundleRequest = Message<"kiln.runtime.v1.UnloadBundleRequest">
  * Use `create(UnloadBundleRequestSchema)` to create a new message.
  */
 export const UnloadBundleRequestSchema: GenMessage<UnloadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 17);
+  messageDesc(file_kiln_runtime_v1_runtime, 18);
 
 /**
  * UnloadBundleResponse tells what ended.
@@ -1204,7 +1274,7 @@ export type UnloadBundleResponse = Message<"kiln.runtime.v1.UnloadBundleResponse
  * Use `create(UnloadBundleResponseSchema)` to create a new message.
  */
 export const UnloadBundleResponseSchema: GenMessage<UnloadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 18);
+  messageDesc(file_kiln_runtime_v1_runtime, 19);
 
 /**
  * ListDeploymentsRequest has no options.
@@ -1219,7 +1289,7 @@ export type ListDeploymentsRequest = Message<"kiln.runtime.v1.ListDeploymentsReq
  * Use `create(ListDeploymentsRequestSchema)` to create a new message.
  */
 export const ListDeploymentsRequestSchema: GenMessage<ListDeploymentsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 19);
+  messageDesc(file_kiln_runtime_v1_runtime, 20);
 
 /**
  * ListDeploymentsResponse holds every deployment.
@@ -1240,7 +1310,7 @@ export type ListDeploymentsResponse = Message<"kiln.runtime.v1.ListDeploymentsRe
  * Use `create(ListDeploymentsResponseSchema)` to create a new message.
  */
 export const ListDeploymentsResponseSchema: GenMessage<ListDeploymentsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 20);
+  messageDesc(file_kiln_runtime_v1_runtime, 21);
 
 /**
  * GetDeploymentRequest names a deployment.
@@ -1261,7 +1331,7 @@ export type GetDeploymentRequest = Message<"kiln.runtime.v1.GetDeploymentRequest
  * Use `create(GetDeploymentRequestSchema)` to create a new message.
  */
 export const GetDeploymentRequestSchema: GenMessage<GetDeploymentRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 21);
+  messageDesc(file_kiln_runtime_v1_runtime, 22);
 
 /**
  * GetDeploymentResponse holds the deployment.
@@ -1282,7 +1352,7 @@ export type GetDeploymentResponse = Message<"kiln.runtime.v1.GetDeploymentRespon
  * Use `create(GetDeploymentResponseSchema)` to create a new message.
  */
 export const GetDeploymentResponseSchema: GenMessage<GetDeploymentResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 22);
+  messageDesc(file_kiln_runtime_v1_runtime, 23);
 
 /**
  * ResetKVCacheRequest says what to forget.
@@ -1342,7 +1412,7 @@ export type ResetKVCacheRequest = Message<"kiln.runtime.v1.ResetKVCacheRequest">
  * Use `create(ResetKVCacheRequestSchema)` to create a new message.
  */
 export const ResetKVCacheRequestSchema: GenMessage<ResetKVCacheRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 23);
+  messageDesc(file_kiln_runtime_v1_runtime, 24);
 
 /**
  * DeploymentScope is the whole KV cache of a deployment.
@@ -1357,7 +1427,7 @@ export type DeploymentScope = Message<"kiln.runtime.v1.DeploymentScope"> & {
  * Use `create(DeploymentScopeSchema)` to create a new message.
  */
 export const DeploymentScopeSchema: GenMessage<DeploymentScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 24);
+  messageDesc(file_kiln_runtime_v1_runtime, 25);
 
 /**
  * PrefixCacheScope is every prefix that the KV cache keeps for later requests, and all that it keeps for sessions.
@@ -1372,7 +1442,7 @@ export type PrefixCacheScope = Message<"kiln.runtime.v1.PrefixCacheScope"> & {
  * Use `create(PrefixCacheScopeSchema)` to create a new message.
  */
 export const PrefixCacheScopeSchema: GenMessage<PrefixCacheScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 25);
+  messageDesc(file_kiln_runtime_v1_runtime, 26);
 
 /**
  * SessionScope is one session, and what the KV cache keeps for it.
@@ -1393,7 +1463,7 @@ export type SessionScope = Message<"kiln.runtime.v1.SessionScope"> & {
  * Use `create(SessionScopeSchema)` to create a new message.
  */
 export const SessionScopeSchema: GenMessage<SessionScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 26);
+  messageDesc(file_kiln_runtime_v1_runtime, 27);
 
 /**
  * ResetKVCacheResponse is the receipt.
@@ -1450,7 +1520,7 @@ export type ResetKVCacheResponse = Message<"kiln.runtime.v1.ResetKVCacheResponse
  * Use `create(ResetKVCacheResponseSchema)` to create a new message.
  */
 export const ResetKVCacheResponseSchema: GenMessage<ResetKVCacheResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 27);
+  messageDesc(file_kiln_runtime_v1_runtime, 28);
 
 /**
  * ListSessionsRequest names a deployment.
@@ -1471,7 +1541,7 @@ export type ListSessionsRequest = Message<"kiln.runtime.v1.ListSessionsRequest">
  * Use `create(ListSessionsRequestSchema)` to create a new message.
  */
 export const ListSessionsRequestSchema: GenMessage<ListSessionsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 28);
+  messageDesc(file_kiln_runtime_v1_runtime, 29);
 
 /**
  * ListSessionsResponse holds the caller's sessions.
@@ -1492,7 +1562,7 @@ export type ListSessionsResponse = Message<"kiln.runtime.v1.ListSessionsResponse
  * Use `create(ListSessionsResponseSchema)` to create a new message.
  */
 export const ListSessionsResponseSchema: GenMessage<ListSessionsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 29);
+  messageDesc(file_kiln_runtime_v1_runtime, 30);
 
 /**
  * Session is what requests continue one after the other.
@@ -1541,7 +1611,7 @@ export type Session = Message<"kiln.runtime.v1.Session"> & {
  * Use `create(SessionSchema)` to create a new message.
  */
 export const SessionSchema: GenMessage<Session> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 30);
+  messageDesc(file_kiln_runtime_v1_runtime, 31);
 
 /**
  * LoadWeightsRequest names the new weights.
@@ -1571,7 +1641,7 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
   role: Role;
 
   /**
-   * Default WAIT. WAIT, ABORT, REFUSE and, with KV_POLICY_KEEP, CONTINUE are accepted.
+   * Default WAIT. WAIT, ABORT and REFUSE are accepted, CONTINUE with KV_POLICY_KEEP, and FINISH_ON_OLD without.
    *
    * @generated from field: kiln.runtime.v1.InFlightPolicy in_flight_policy = 4;
    */
@@ -1583,6 +1653,14 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
    * @generated from field: kiln.runtime.v1.KvPolicy kv_policy = 5;
    */
   kvPolicy: KvPolicy;
+
+  /**
+   * Keep the weights that the call replaces mapped, until the next LoadWeights or the loss of ranks: LoadWeights of their
+   * bundle then puts them back without reading a file. Their memory stays reserved so long.
+   *
+   * @generated from field: bool keep_old_weights = 6;
+   */
+  keepOldWeights: boolean;
 };
 
 /**
@@ -1590,7 +1668,7 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
  * Use `create(LoadWeightsRequestSchema)` to create a new message.
  */
 export const LoadWeightsRequestSchema: GenMessage<LoadWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 31);
+  messageDesc(file_kiln_runtime_v1_runtime, 32);
 
 /**
  * LoadWeightsResponse is one event of a weight load.
@@ -1627,7 +1705,7 @@ export type LoadWeightsResponse = Message<"kiln.runtime.v1.LoadWeightsResponse">
  * Use `create(LoadWeightsResponseSchema)` to create a new message.
  */
 export const LoadWeightsResponseSchema: GenMessage<LoadWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 32);
+  messageDesc(file_kiln_runtime_v1_runtime, 33);
 
 /**
  * LoadWeightsResult tells what changed.
@@ -1676,7 +1754,7 @@ export type LoadWeightsResult = Message<"kiln.runtime.v1.LoadWeightsResult"> & {
  * Use `create(LoadWeightsResultSchema)` to create a new message.
  */
 export const LoadWeightsResultSchema: GenMessage<LoadWeightsResult> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 33);
+  messageDesc(file_kiln_runtime_v1_runtime, 34);
 
 /**
  * GetServerInfoRequest has no options.
@@ -1691,7 +1769,7 @@ export type GetServerInfoRequest = Message<"kiln.runtime.v1.GetServerInfoRequest
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 34);
+  messageDesc(file_kiln_runtime_v1_runtime, 35);
 
 /**
  * GetServerInfoResponse describes the server.
@@ -1790,7 +1868,7 @@ export type GetServerInfoResponse = Message<"kiln.runtime.v1.GetServerInfoRespon
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 35);
+  messageDesc(file_kiln_runtime_v1_runtime, 36);
 
 /**
  * DeploymentInfo is what a client needs to know of a deployment before it calls Generate.
@@ -1854,7 +1932,7 @@ export type DeploymentInfo = Message<"kiln.runtime.v1.DeploymentInfo"> & {
  * Use `create(DeploymentInfoSchema)` to create a new message.
  */
 export const DeploymentInfoSchema: GenMessage<DeploymentInfo> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 36);
+  messageDesc(file_kiln_runtime_v1_runtime, 37);
 
 /**
  * Role is the part that a bundle plays in a deployment.
@@ -1930,6 +2008,14 @@ export enum InFlightPolicy {
    * @generated from enum value: IN_FLIGHT_POLICY_CONTINUE = 4;
    */
   CONTINUE = 4,
+
+  /**
+   * Let them run on with the old weights until they end, while new requests run with the new ones: their steps alternate.
+   * The old weights stay mapped so long. Only LoadWeights without KV_POLICY_KEEP.
+   *
+   * @generated from enum value: IN_FLIGHT_POLICY_FINISH_ON_OLD = 5;
+   */
+  FINISH_ON_OLD = 5,
 }
 
 /**
@@ -2066,6 +2152,7 @@ export const RuntimeService: GenService<{
    * FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
    * RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
    * RESOURCE_EXHAUSTED/DEVICE_MEMORY_SHORT where a core has no memory for both weights,
+   * FAILED_PRECONDITION/OLD_WEIGHTS_IN_USE where requests run on with old weights, unless `ref` names these,
    * ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
    *
    * @generated from rpc kiln.runtime.v1.RuntimeService.LoadWeights
