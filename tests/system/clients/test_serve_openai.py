@@ -160,7 +160,8 @@ def test_calls_of_tools_are_read_as_the_template_writes_them(serve: Callable[...
     [
         ('<tool_call>\n{"name": "{{ call.function.name }}"}\n</tool_call>', "qwen"),
         ('[TOOL_CALLS] [{"name": "{{ call.function.name }}"}]', "mistral"),
-        ("<tool_call>\n<function={{ call.function.name }}>", None),
+        ("<tool_call>\n<function={{ call.function.name }}>", "qwen_xml"),
+        ("<function={{ call.function.name }}>", None),
     ],
 )
 async def test_the_parser_of_calls_goes_by_what_a_template_writes(

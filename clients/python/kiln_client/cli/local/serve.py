@@ -28,12 +28,30 @@ from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
 
 _BATCH_SIZE = 4
 _LOOPBACK = "127.0.0.1"
-#: SMG's parsers of calls of tools, by how templates begin a call.
-_TOOL_CALL_PARSERS = {"<tool_call>\n{": "qwen", "[TOOL_CALLS]": "mistral"}
 _CALL = chat([
     {"role": "user", "content": "?"},
-    {"role": "assistant", "tool_calls": [{"id": "callabcde", "function": {"name": "call", "arguments": "{}"}}]},
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": "callabcde", "function": {"name": "call", "arguments": '{"key": "value"}'}}],
+    },
 ])  # fmt: skip
+#: What a template writes of the call above, and SMG's parser that reads such calls. The first that is found counts.
+TOOL_CALL_PARSERS = (
+    ("<tool_call>\n{", "qwen"),
+    ("<tool_call>\n<function=call>", "qwen_xml"),
+    ("<tool_call>call\n<arg_key>", "glm45_moe"),
+    ("<tool_call>call<arg_key>", "glm47_moe"),
+    ("[TOOL_CALLS] [{", "mistral"),
+    ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>call\n```json\n", "deepseek"),
+    ("<｜tool▁call▁begin｜>call<｜tool▁sep｜>{", "deepseek31"),
+    ("<|tool_call_argument_begin|>{", "kimik2"),
+    ('<minimax:tool_call>\n<invoke name="call">', "minimax_m2"),
+    ("<|START_ACTION|>", "cohere"),
+    ('{"name": "call", "parameters": {', "llama"),
+    ("[call(key=", "pythonic"),
+    # Reads JSON wherever it stands; what is around it stays in the content.
+    ('{"name": "call", "arguments": {', "json"),
+)
 
 
 @click.command("serve")
@@ -130,7 +148,12 @@ async def find_tool_call_parser(runtime: AsyncRuntime, deployment_id: str) -> st
         text = await runtime.detokenize(deployment_id, token_ids, skip_special_tokens=False)
     except (InvalidArgument, FailedPrecondition):  # no tokenizer, no template, or one that writes no calls
         return None
-    return next((parser for mark, parser in _TOOL_CALL_PARSERS.items() if mark in text), None)
+    return choose_tool_call_parser(text)
+
+
+def choose_tool_call_parser(text: str) -> str | None:
+    """Chooses SMG's parser by how a text writes a call of `call`; None if no parser reads such calls."""
+    return next((parser for written, parser in TOOL_CALL_PARSERS if written in text), None)
 
 
 def _gateway_config(address: str, stack: StackConfig) -> GatewayConfig:
