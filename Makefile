@@ -122,7 +122,7 @@ docs: setup
 	$(BIN)/python -m tests.architecture.scope_table
 	$(BIN)/python -m tests.architecture.leftover_table
 
-# What five kinds of new users do in their first hour, on a fresh clone of the last commit; writes docs/first-hour.md.
+# What six kinds of new users do in their first hour, on a fresh clone of the last commit; writes docs/first-hour.md.
 first-hour: setup
 	$(BIN)/python -m tests.first_hour
 

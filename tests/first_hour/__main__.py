@@ -1,4 +1,4 @@
-"""`python -m tests.first_hour`: acts as five kinds of new users on a fresh clone, and writes `docs/first-hour.md`.
+"""`python -m tests.first_hour`: acts as six kinds of new users on a fresh clone, and writes `docs/first-hour.md`.
 
 With words, only the users whose names have one of them act, and the page goes to standard output.
 """

@@ -17,7 +17,7 @@ MAX_COLUMNS = 160
 _INTRODUCTION = """\
 # The first hour
 
-`make first-hour` writes this page. It acts as five kinds of new users on a fresh clone: it takes each command from the
+`make first-hour` writes this page. It acts as six kinds of new users on a fresh clone: it takes each command from the
 page that prints it, with the user's own values for the names in capitals, and compares output and seconds with what the
 step expects. A step that the host lacks something for is not run.
 """

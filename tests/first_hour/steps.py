@@ -1,4 +1,4 @@
-"""What five kinds of new users do in their first hour: rows of commands that the pages print."""
+"""What six kinds of new users do in their first hour: rows of commands that the pages print."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ CLIENTS: Final = "docs/clients.md"
 OBSERVE: Final = "docs/operations/observe.md"
 METRICS: Final = "docs/operations/metrics.md"
 PROMOTE: Final = "docs/operations/promote.md"
+OTHERS: Final = "examples/clients/README.md"
 
 NEWCOMER: Final = "someone with a laptop and a checkpoint"
 NXDI: Final = "a user of NxD Inference and its files"
 AUTHORS: Final = "authors of clients"
 OPERATOR: Final = "an operator"
 APP: Final = "a developer with the openai client"
+INTEGRATOR: Final = "a developer with LangChain, LiteLLM and others"
 
 
 class Need(NamedTuple):
@@ -101,6 +103,28 @@ _TINY: Final = {"DIR": ".kiln/home", "story-v3": "tiny-v1"}
 _COMPOSE: Final = Need("docker compose version && docker info", "docker compose, with an engine")
 _OPENAI: Final = Need(".venv/bin/python -c 'import openai'", "the openai client")
 
+_SERVE_TOOLS: Final = """\
+.venv/bin/kiln serve ./examples/models/kiln-tiny-tools --openai 127.0.0.1:8000 \\
+    --override neuron_config.on_device_sampling_config=null"""
+_GATEWAY: Final = """\
+export OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none
+export ANTHROPIC_BASE_URL=http://127.0.0.1:8000 ANTHROPIC_API_KEY=none
+export LITELLM_LOCAL_MODEL_COST_MAP=True"""
+_CLIENTS_PYTHON: Final = "examples/clients/.venv/bin/python"
+_CHECK: Final = "examples/clients/.venv/bin/llm-comply -u $OPENAI_BASE_URL -k none -m kiln-tiny-tools"
+_CHAT_CHECKS: Final = (
+    f"{_CHECK} --format openai-chat \\\n    "
+    "-f chat-basic-response,chat-system-prompt,chat-multi-turn,chat-tool-calling,"
+    "chat-streaming-response,chat-streaming-usage,chat-error-handling"
+)
+_RESPONSE_CHECKS: Final = (
+    f"{_CHECK} --format open-responses \\\n    "
+    "-f basic-response,system-prompt,multi-turn,assistant-phase,error-handling"
+)
+_INSTALL: Final = """\
+python3 -m venv examples/clients/.venv
+examples/clients/.venv/bin/pip install -r examples/clients/requirements.txt"""
+
 
 _SERVICES: Final = (Step(README, _UP, "ready compiler=", stays=True), Step(README, _EXPORT, ""))
 
@@ -175,6 +199,19 @@ _USERS: Final[Mapping[str, tuple[Step, ...]]] = {
     APP: (
         Step(README, f".venv/bin/kiln serve {SHIPPED} --openai 127.0.0.1:8000", "ready deployment=", stays=True),
         Step(README, "from openai import OpenAI", r"\w", language="python", needs=_OPENAI),
+    ),
+    INTEGRATOR: (
+        Step(OTHERS, _SERVE_TOOLS, "ready deployment=", stays=True),
+        Step(OTHERS, _INSTALL, ""),
+        Step(OTHERS, "(cd examples/clients && npm ci)", "", needs=_NPM),
+        Step(OTHERS, _GATEWAY, ""),
+        Step(OTHERS, f"{_CLIENTS_PYTHON} examples/clients/openai_chat.py", "log probabilities: "),
+        Step(OTHERS, "node examples/clients/openai_chat.mjs", "log probabilities: ", needs=_NODE),
+        Step(OTHERS, f"{_CLIENTS_PYTHON} examples/clients/anthropic_tools.py", "answer: It is sunny"),
+        Step(OTHERS, f"{_CLIENTS_PYTHON} examples/clients/langchain_schema.py", "call: get_weather"),
+        Step(OTHERS, f"{_CLIENTS_PYTHON} examples/clients/litellm_chat.py", "as a stream: "),
+        Step(OTHERS, _CHAT_CHECKS, r"\b7\b.* passed"),
+        Step(OTHERS, _RESPONSE_CHECKS, r"\b5\b.* passed"),
     ),
 }
 

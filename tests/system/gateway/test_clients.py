@@ -13,12 +13,13 @@ import openai
 import pytest
 from kiln.runtime.v1 import generation_pb2 as generation
 
+from tests.repository import ROOT
 from tests.servers.gateway import post_json
 from tests.servers.stack import tokens_of
 from tests.system.gateway.conftest import MESSAGES, MODEL, Fleet, answer
 from tests.tools import require_tool
 
-NODE = Path(__file__).with_name("node")
+NODE = ROOT / "examples/clients"
 PROMPT = "Once upon a time"
 #: The text of the tokenizer's begin-of-sequence token.
 BOS = "<|begin|>"
@@ -163,9 +164,10 @@ def test_npm_client(fleet: Fleet) -> None:
     require_tool("node", oldest="20.9")
     require_tool("npm")
     subprocess.run(["npm", "run", "--silent", "setup"], cwd=NODE, check=True, timeout=280)
-    command = ["node", "stream.mjs", MODEL, str(SEED)]
+    # Of a program on its standard input, node looks for packages in the current directory.
     result = subprocess.run(
-        command,
+        ["node", "--input-type=module", "-", MODEL, str(SEED)],
+        input=Path(__file__).with_name("stream.mjs").read_text(),
         cwd=NODE,
         env=os.environ | {"OPENAI_BASE_URL": f"{fleet.url}/v1", "OPENAI_API_KEY": "none", "no_proxy": "127.0.0.1"},
         capture_output=True,

@@ -1,4 +1,4 @@
-// node stream.mjs MODEL SEED: one answer whole and one as a stream, as a line of JSON.
+// Arguments MODEL and SEED: one answer whole and one as a stream, as a line of JSON.
 import OpenAI from "openai";
 
 const [model, seed] = process.argv.slice(2);
