@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 
-from bundle.abi.inputs import PromptLengths
+from bundle.abi.inputs import PROCESSORS, PromptLengths
 from bundle.abi.neff import NeffProgram
+from bundle.abi.outputs import LOGITS
 from bundle.abi.state import StateLayout
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, DType, Symbol, Symbols
@@ -106,6 +107,11 @@ class Executable(_Record, frozen=True, omit_defaults=True):
     def num_row_tokens(self) -> int:
         """Tokens of a row."""
         return next(spec.shape[1] for spec in self.inputs if spec.name == "input_ids")
+
+    @property
+    def leaves_logits(self) -> bool:
+        """Whether its rank can pick tokens from what it returns, whether or not it has picked some itself."""
+        return not LOGITS.isdisjoint(self.flags)
 
     @property
     def num_row_blocks(self) -> int:
@@ -204,7 +210,7 @@ class GenerationDefaults(_Record, frozen=True, omit_defaults=True):
     top_k: int | None = None
     #: In (0, 1].
     top_p: float | None = None
-    #: These and those below only where the host picks tokens.
+    #: These and those below only with bundles that serve processors.
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
@@ -329,6 +335,13 @@ class Manifest(_Record, frozen=True):
         """Whether there are weights, and every shard has its blob. Otherwise they come from another bundle."""
         blobs = [shard.blob for shard in self.shards()]
         return bool(blobs) and None not in blobs
+
+    @property
+    def serves_processors(self) -> bool:
+        """Whether requests may change logits before tokens are picked: in executables, or in ranks."""
+        return all(one.leaves_logits for one in self.executables) or any(
+            PROCESSORS in one.flags for one in self.executables
+        )
 
     @property
     def num_adapter_slots(self) -> int:

@@ -21,8 +21,8 @@ class Need(enum.Enum):
     NOTHING = ""
     CHOICE = "sampling is compiled into the bundle"
     PROCESSORS = (
-        "executables pick the tokens, and change no logits; compile the bundle with neuron_config.logit_processors, "
-        "or without neuron_config.on_device_sampling_config"
+        "executables pick the tokens, and neither change logits nor return any; compile the bundle with "
+        "neuron_config.logit_processors or neuron_config.output_logits"
     )
 
 

@@ -24,7 +24,7 @@ StepInputs = dict[str, "array[Any]"]
 
 
 class ProcessedRow(msgspec.Struct, frozen=True):
-    """A row whose logits the host changes before it picks the row's token, by what executables take; see `processors`.
+    """A row whose logits its rank changes before it picks the row's token, by what executables take; see `processors`.
 
     Attributes:
         pairs: The row's part of `pair_ids`, `pair_bias`, `pair_factor` and `pair_penalty`, without idle values, in the
@@ -53,7 +53,8 @@ class Step(msgspec.Struct, frozen=True):
         depends_on_previous: Its `input_ids` are the tokens of the step that was begun before it and may still run; the
             ranks ignore `input_ids` in `inputs`. Needs executables that output one token per row, in as many rows as
             this one takes.
-        processed: Rows whose logits are changed before their tokens are picked. Needs `Sampling.mode` host.
+        processed: Rows whose logits are changed before their tokens are picked. Their ranks pick these tokens, from the
+            logits that the executable leaves, also if it has picked some.
         reported: Names of the outputs to return of those that say something of prompts; the executable has them.
         with_old: Compute with the weights that the last swap kept.
     """

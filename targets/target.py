@@ -91,8 +91,9 @@ class Target:
         lowerings: How executables are made at optimization levels 0, 1 and 2.
         max_candidates: The most tokens that executables put in order, because the target's compiler has no sort; None:
             it has one, and they order whole vocabularies.
-        returns_internal: Whether executables return the internal outputs of the ABI, for the golden check. That costs
-            nothing if outputs are in the host's memory anyway; a device would have to copy them in every step.
+        returns_internal: Whether executables return the internal outputs of the ABI, for the golden check and for ranks
+            that pick tokens of rows with processors. That costs nothing if outputs are in the host's memory anyway; a
+            device would have to copy them in every step.
         skips_idle: Whether executables skip what no token needs: rows behind the live ones, and positions of the KV
             cache behind a row's last token. Then one executable serves all buckets that read the cache.
         has_rings: Whether a slot keeps, of a layer with a sliding window, only the positions that steps still see, in a

@@ -29,9 +29,9 @@ class Output(AbiTensor):
     """One output of executables.
 
     Attributes:
-        is_internal: Whether the golden check alone reads it. A rank that serves drops it where the executable left it,
-            so it costs neither a copy nor room in the memory of steps, and no deployment offers it. It may differ from
-            rank to rank; other outputs are the same on all.
+        is_internal: Whether it stays in its rank, but for the golden check. Where the executable left it, a rank reads
+            it to pick tokens of rows with processors, or drops it: it costs neither a copy nor room in the memory of
+            steps, and no deployment offers it. It may differ from rank to rank; other outputs are the same on all.
         is_reported: Whether it says something of a prompt. Ranks copy it for steps that name it, and drop it otherwise.
     """
 
@@ -55,6 +55,9 @@ _ROWS: Final = (
     _reported(name="last_hidden", dtype="float32", dims=("R", "H"), flag=EMBEDDINGS),
     _reported(name="hidden_sum", dtype="float32", dims=("R", "H"), flag=EMBEDDINGS),
 )
+
+#: Outputs that have the logits of a step, whole or the rank's part, and their flags: ranks can pick tokens from either.
+LOGITS: Final = frozenset({"logits", "rank_logits"})
 
 #: Every output, by name.
 OUTPUTS: Final[Mapping[str, Output]] = {row.name: row for row in _ROWS}

@@ -200,7 +200,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *note_activations(checkpoint, config),
         *find_unmatched_targets(config.lora_config, checkpoint.description),
         *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
-        *warn_of_unserved_generation(checkpoint.generation_config, config),
+        *warn_of_unserved_generation(checkpoint.generation_config, config, target),
     )
 
 

@@ -124,7 +124,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
             skip_warmup=config.skip_warmup,
             prefix_caching=config.is_prefix_caching,
             prompt_lengths=description.prompt_lengths,
-            generation=choose_generation_defaults(checkpoint.generation_config, config, tokens),
+            generation=choose_generation_defaults(checkpoint.generation_config, config, tokens, target),
             **_choose_adapter_serving(config.lora_config),
         ),
     )

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bundle.manifest import GenerationDefaults, Sampling, Tokens
+from bundle.manifest import GenerationDefaults, Sampling, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.models.attributes import AttributeReader
 from execution.sampling_parameters import MAX_TOKENS, PARAMETERS
+from targets.registry import TARGETS
 
 _GREEDY: Final = Sampling(
     mode="on_device",
@@ -24,7 +25,7 @@ _GREEDY: Final = Sampling(
     top_p=1.0,
 )
 
-#: Numbers of the file that are defaults of requests where the host picks tokens; transformers reads the latter only if
+#: Numbers of the file that are defaults of requests where processors are served; transformers reads the latter only if
 #: it samples.
 _ALWAYS: Final = ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
 _SAMPLED: Final = ("min_p", "typical_p")
@@ -45,8 +46,8 @@ _UNSERVED: Final[Mapping[str, object]] = MappingProxyType(
         "top_h": None,
     }
 )
-#: The same where executables pick tokens.
-_UNSERVED_BY_EXECUTABLES: Final[Mapping[str, object]] = MappingProxyType(
+#: The same where no processors are served.
+_UNSERVED_UNPROCESSED: Final[Mapping[str, object]] = MappingProxyType(
     {name: PARAMETERS[name].neutral for name in (*_ALWAYS, *_SAMPLED)} | {_WORDS: None, _TOKENS: None}
 )
 
@@ -74,13 +75,14 @@ def choose_sampling(config: NeuronConfig) -> Sampling:
     )
 
 
-def serves_processors(config: NeuronConfig) -> bool:
-    """Whether requests may change logits before tokens are picked."""
-    return choose_sampling(config).mode == "host" or config.processes_logits
+def serves_processors(config: NeuronConfig, target: TargetKind) -> bool:
+    """Whether requests may change logits before tokens are picked, as `Manifest.serves_processors` of the bundle."""
+    leaves_logits = config.output_logits or TARGETS[target].returns_internal
+    return config.on_device_sampling_config is None or leaves_logits or config.processes_logits
 
 
 def choose_generation_defaults(
-    generation_config: Mapping[str, Any], config: NeuronConfig, tokens: Tokens
+    generation_config: Mapping[str, Any], config: NeuronConfig, tokens: Tokens, target: TargetKind
 ) -> GenerationDefaults | None:
     """Reads what a checkpoint's `generation_config.json` names for requests that set no sampling values.
 
@@ -99,16 +101,18 @@ def choose_generation_defaults(
         samples = reader.boolean("do_sample", default=False)
         if samples:
             chosen |= _read_draw(reader, sampling.global_topk)
-        if serves_processors(config):
+        if serves_processors(config, target):
             chosen |= _read_numbers(reader, (*_ALWAYS, *_SAMPLED) if samples else _ALWAYS)
             chosen["bad_words"] = _read_words(reader, tokens)
     defaults = GenerationDefaults(**chosen)
     return None if defaults == GenerationDefaults() else defaults
 
 
-def warn_of_unserved_generation(generation_config: Mapping[str, Any], config: NeuronConfig) -> Iterator[str]:
+def warn_of_unserved_generation(
+    generation_config: Mapping[str, Any], config: NeuronConfig, target: TargetKind
+) -> Iterator[str]:
     """Names generation defaults of the checkpoint that requests will not have."""
-    unserved = _UNSERVED if serves_processors(config) else {**_UNSERVED, **_UNSERVED_BY_EXECUTABLES}
+    unserved = _UNSERVED if serves_processors(config, target) else {**_UNSERVED, **_UNSERVED_UNPROCESSED}
     for name, neutral in unserved.items():
         if (value := generation_config.get(name)) not in (None, [], neutral):
             yield f"generation_config.{name}: {value} is no default of requests here"

@@ -11,9 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor
 
+from bundle.abi.inputs import read_sampling_params
 from bundle.abi.outputs import IDLE_TOKEN
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
@@ -76,6 +78,9 @@ class Rank:
         self._loaded: Executor | None = None
         # The previous step's tokens, for a step that depends on it; None if it failed or left picking to the host.
         self._tokens: Tensor | None = None
+        # A row of what decides between tokens, where it is compiled in and no input.
+        params = torch.tensor([read_sampling_params(self._manifest.sampling)])
+        self._compiled_in = {"sampling_params": params, self._manifest.sampling.chance: torch.full((1, 1), 0.5)}
 
     def answer(self, call: Call, on_loaded: Callable[[str], None]) -> Answer:
         """Carries out a call and returns its answer."""
@@ -138,6 +143,8 @@ class Rank:
                 # An invalid row computes any token in vain, until the engine knows.
                 inputs["input_ids"] = previous_tokens.clamp(min=0).view(inputs["input_ids"].shape)
             outputs = self._executor.run(call.tag, inputs, with_old=call.with_old)
+            if call.processed and "tokens" in outputs:
+                self._pick_again(outputs, inputs, call.processed)
         for name, view in views.internal.items():
             view[self._launch.rank].copy_(outputs[name])
         # All other outputs are the same on all ranks.
@@ -154,7 +161,8 @@ class Rank:
             views.tokens.copy_(outputs["tokens"])
         else:
             views.tokens[num_live:] = IDLE_TOKEN
-            views.tokens[:num_live] = self._sample(outputs["logits"][:num_live], views, call.processed)
+            live = slice(num_live)
+            views.tokens[live] = self._sample(outputs["logits"][live], live, views.inputs, call.processed)
         if call.top_logprobs is not None:
             tokens = views.tokens[:num_live]
             picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
@@ -179,11 +187,38 @@ class Rank:
             self._communicator.abort()
             raise
 
-    def _sample(self, logits: Tensor, views: _StepViews, processed: Sequence[ProcessedRow]) -> Tensor:
-        """Picks a token for each row of logits [N, vocab_size] of the first rows; int32 [N]."""
-        sampling = self._manifest.sampling
-        params, chance = (views.inputs[name][: len(logits)] for name in ("sampling_params", sampling.chance))
-        return sample_on_host(logits, params, chance, processed, sampling.global_topk)
+    def _pick_again(
+        self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor], processed: Sequence[ProcessedRow]
+    ) -> None:
+        """Replaces the tokens of rows with processors by those that it picks from their logits.
+
+        All ranks do so, from equal logits: each takes its own tokens for a step that depends on this one.
+        """
+        rows = [row.row for row in processed]
+        own = [msgspec.structs.replace(row, row=number) for number, row in enumerate(processed)]
+        outputs["tokens"][rows] = self._sample(self._find_logits(outputs, rows), rows, inputs, own)
+
+    def _find_logits(self, outputs: Mapping[str, Tensor], rows: list[int]) -> Tensor:
+        """The logits of some rows, f32 [N, vocab_size]. If each rank has a part, ranks exchange those of the rows."""
+        if "logits" in outputs:
+            return outputs["logits"][rows]
+        part = outputs["rank_logits"][rows]
+        whole = part if self._communicator is None else self._communicator.all_gather(part)
+        return whole[:, : self._manifest.tokens.vocab_size].float()
+
+    def _sample(
+        self,
+        logits: Tensor,
+        rows: slice | list[int],
+        inputs: Mapping[str, Tensor],
+        processed: Sequence[ProcessedRow],
+    ) -> Tensor:
+        """Picks a token for each of some rows by their logits, [N, vocab_size]; int32 [N]."""
+        params, chance = (
+            inputs[name][rows] if name in inputs else compiled_in.expand(len(logits), -1)
+            for name, compiled_in in self._compiled_in.items()
+        )
+        return sample_on_host(logits, params, chance, processed, self._manifest.sampling.global_topk)
 
 
 def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:

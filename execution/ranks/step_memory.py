@@ -122,7 +122,7 @@ class StepMemory:
     def __init__(self, manifest: Manifest, *, with_internal: bool = False) -> None:
         self._layout = StepLayout.of(manifest, with_internal=with_internal)
         self._max_top_logprobs = max_top_logprobs(manifest)
-        self._picks_on_host = manifest.sampling.mode == "host"
+        self._leaving_logits = frozenset(one.tag for one in manifest.executables if one.leaves_logits)
         self.fd, memory = map_shared("kiln-steps", self._layout.size_bytes)
         self._memory = memoryview(memory)
         # Made once, because every step uses them.
@@ -148,8 +148,8 @@ class StepMemory:
         if unknown := set(step.reported) - regions.reported.keys():
             accepted = ", ".join(regions.reported) or "none: the executable says nothing of prompts"
             raise StepInvalid(step.tag, FieldViolation("reported", ", ".join(sorted(unknown)), accepted))
-        if step.processed and not self._picks_on_host:
-            accepted = "none: the executable picks the tokens"
+        if step.processed and step.tag not in self._leaving_logits:
+            accepted = "none: the executable leaves no logits"
             raise StepInvalid(step.tag, FieldViolation("processed", f"{len(step.processed)} rows", accepted))
         if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
             accepted = f"0 to {self._max_top_logprobs}"

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from bundle.abi.inputs import PROCESSORS, PROMPT_LOGPROBS
+from bundle.abi.inputs import PROMPT_LOGPROBS
 from bundle.abi.outputs import EMBEDDINGS
 from bundle.abi.submodels import SUBMODELS
 from bundle.abi.tensor import DTYPES
@@ -97,7 +97,6 @@ class Capabilities:
         has_logits = all("logits" in executable.flags for executable in manifest.executables)
         is_left_padded = any("left_padded" in executable.flags for executable in buckets.context_encoding)
         vocab_size = manifest.tokens.vocab_size
-        changes_logits = sampling.mode == "host" or any(PROCESSORS in one.flags for one in manifest.executables)
         return cls(
             # A sequence has at least one generated token.
             max_context_length=min(limits.max_context_length, buckets.max_prompt_tokens, limits.max_length - 1),
@@ -115,8 +114,8 @@ class Capabilities:
             text=tokenizer is not None,
             chat=tokenizer is not None and bool(tokenizer.all_templates),
             chat_templates=() if tokenizer is None else tuple(sorted(tokenizer.all_templates)),
-            logit_processors=changes_logits,
-            constraints=changes_logits and tokenizer is not None and bool(manifest.tokens.eos),
+            logit_processors=manifest.serves_processors,
+            constraints=manifest.serves_processors and tokenizer is not None and bool(manifest.tokens.eos),
             default_sampling=_default_sampling_of(manifest),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,

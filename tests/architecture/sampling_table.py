@@ -12,11 +12,11 @@ HEAD = """\
 # Sampling parameters
 
 Made from the code by `make docs`; a test compares the two. A value that changes nothing is always accepted; another one
-needs what the last column says, or is refused by name. With a bundle compiled without `on_device_sampling_config` the
-host picks the tokens, by all parameters. Executables that pick tokens take all of them, too, if the bundle is compiled
-with `neuron_config.logit_processors`: then there are twice as many. Only requests with one of logit_bias to
-forced_token_ids, min_p or typical_p run the second half; those that count tokens of the output hold up async
-scheduling of the steps that they are in.
+needs what the last column says, or is refused by name. Every bundle for cpu takes all of them, and so do bundles for
+Neuron that are compiled with `output_logits` or without `on_device_sampling_config`: ranks pick the tokens of requests
+with one of logit_bias to forced_token_ids, min_p or typical_p from the logits of their executables. With
+`neuron_config.logit_processors` there are twice as many executables, and those of the second half pick these tokens.
+Requests that count tokens of the output hold up async scheduling of the steps that they are in.
 
 They come in the order of transformers: logit_bias, repetition_penalty, frequency_penalty with presence_penalty,
 no_repeat_ngram_size, bad_words, min_new_tokens, allowed_token_ids, a constraint, forced_token_ids, temperature, top_k,

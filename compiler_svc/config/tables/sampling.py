@@ -72,7 +72,8 @@ class SamplingAttributes:
         UNDOCUMENTED,
         neuron=NO_SIZE,
         note="Kiln's own: executables that pick tokens serve penalties, biases and excluded tokens, too; each is "
-        "compiled a second time, for steps of which a request asks for them",
+        "compiled a second time, for steps of which a request asks for them. Without it ranks serve them, on Neuron "
+        "with output_logits",
     )
 
     @property

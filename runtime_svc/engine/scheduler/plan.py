@@ -89,7 +89,6 @@ class StepBuilder:
         self._pad_id = manifest.tokens.pad
         self._is_deterministic = manifest.sampling.deterministic
         self._chance = manifest.sampling.chance
-        self._picks_on_host = manifest.sampling.mode == "host"
         self._vocab_size = manifest.tokens.vocab_size
         self._values: WeakKeyDictionary[Request, _RowValues] = WeakKeyDictionary()
         # Executables that change logits, by the tags of those that do the same without.
@@ -105,8 +104,9 @@ class StepBuilder:
         """Inputs of one step, each row-major. Tokens that only the ranks know so far are the pad id."""
         rows = [(row, self._values.get(row.request) or self._add_values(row.request)) for row in plan.rows]
         tag = plan.executable.tag
-        if tag in self._processing and any(row.samples and values.is_processed for row, values in rows):
-            tag = self._processing[tag].tag
+        processing = self._processing.get(tag)
+        if processing is not None and any(row.samples and values.is_processed for row, values in rows):
+            tag = processing.tag
         form = self._forms[tag]
         inputs = form.make_idle()
         top_logprobs, wants_logits, reported = None, False, dict[str, None]()
@@ -135,7 +135,7 @@ class StepBuilder:
                 form.put_values(inputs, self._chance, row.row, chance)
             if row.samples and values.is_processed:
                 changes, mask = values.find_changes(row, self._vocab_size)
-                if self._picks_on_host:
+                if processing is None:
                     processed.append(changes.describe(row.row, mask))
                 else:
                     for name, own in changes.list_inputs(mask):

@@ -204,16 +204,19 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
     memory.close()
 
 
-def test_rows_are_processed_only_where_the_host_picks_their_tokens(toy: MakeToy) -> None:
-    for picks in ("logits", "tokens"):
-        memory = StepMemory(toy(picks, 0).manifest)
-        step = Step(TKG, decode_inputs(), processed=(ProcessedRow(0, cuts=(0.5, 1.0)),))
-        if picks == "logits":
+@pytest.mark.parametrize("flags", [("logits",), ("rank_logits",), ()])
+def test_rows_are_processed_only_where_executables_leave_logits(flags: tuple[str, ...]) -> None:
+    manifest = make_manifest(flags=(*flags, "noise_keys", "sampling_params", "tokens"))
+    memory = StepMemory(manifest)
+    (executable,) = (one for one in manifest.executables if one.tag == TKG)
+    inputs = StepForm(manifest, executable).make_idle()
+    step = Step(TKG, inputs, processed=(ProcessedRow(0, cuts=(0.5, 1.0)),))
+    if flags:
+        memory.write_inputs(step, 0)
+    else:
+        with pytest.raises(StepInvalid, match="processed: got 1 rows; accepted: none: the executable leaves no logits"):
             memory.write_inputs(step, 0)
-        else:
-            with pytest.raises(StepInvalid, match="processed: got 1 rows; accepted: none: the executable picks"):
-                memory.write_inputs(step, 0)
-        memory.close()
+    memory.close()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -59,6 +59,8 @@ async def test_every_capability_is_told(served: Runtime) -> None:
         max_num_sequences=16,
         padding_side="right",
         async_mode=True,
+        logit_processors=True,
+        constraints=True,
         submodels=[
             pb.SubmodelBuckets(submodel="context_encoding", batch_size=2, tokens=[8, 16]),
             pb.SubmodelBuckets(submodel="token_generation", batch_size=4, tokens=[16, 64]),
@@ -130,6 +132,7 @@ async def test_what_a_bundle_lacks_is_told_and_refused_by_name(served: Runtime) 
     told = deployment.capabilities
     assert (told.text, told.chat, told.logprobs, told.logits, told.max_logprobs) == (False, False, False, False, 0)
     assert (told.padding_side, told.input_truncation, told.max_new_tokens) == ("left", True, 0)
+    assert (told.logit_processors, told.constraints) == (False, False)
     request = token_request([3])
     request.output.logits = True
     request.output.logprobs = 1
@@ -189,6 +192,7 @@ async def test_logits_of_every_token(served: Runtime) -> None:
 def test_logits_and_alternatives_that_are_served(options: dict[str, Any], logits: bool, max_logprobs: int) -> None:
     told = Capabilities.from_manifest(make_manifest(**options))
     assert (told.logits, told.logprobs, told.max_logprobs) == (logits, max_logprobs > 0, max_logprobs)
+    assert told.logit_processors
 
 
 async def test_left_padded_prompts_in_company(served: Runtime) -> None:

@@ -30,7 +30,6 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from bundle.abi.inputs import PROCESSORS
 from bundle.digest import sha256_bytes
 from execution.executors.executor import load_executor
 from execution.ranks.forkservers import RankForkservers
@@ -49,8 +48,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module", params=["logits", "tokens", "processed"])
 def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
-    """One whose tokens the host picks, one that picks them itself, whose steps are called ahead, and one that changes
-    logits before.
+    """One whose tokens the host picks; one that picks them itself, whose steps are called ahead, and whose ranks pick
+    those of rows with processors; and one that changes logits before.
     """
     return toy(request.param, 0)
 
@@ -77,11 +76,6 @@ def _others() -> None:
 def rank_processes() -> list[psutil.Process]:
     """This process's ranks that run."""
     return [child for child in own_children() if is_rank(child)]
-
-
-def takes_processors(bundle: ToyBundle) -> bool:
-    picks_on_host = bundle.manifest.sampling.mode == "host"
-    return picks_on_host or any(PROCESSORS in executable.flags for executable in bundle.manifest.executables)
 
 
 async def generate(served: Runtime, prompt: list[int], count: int) -> list[int]:
@@ -134,15 +128,10 @@ async def ask_logprobs(served: Runtime, prompt: list[int], asked: dict[str, Any]
     return await served.ask(request)
 
 
-async def test_processors_give_the_tokens_of_transformers_processors(real: Runtime, bundle: ToyBundle) -> None:
+async def test_processors_give_the_tokens_of_transformers_processors(real: Runtime) -> None:
     """Each request has batch-mates with other parameters, or with none."""
     prompts = [[7], [3, 9, 4], [11] * 8, [5, 6, 7, 8, 9], [40, 2, 33, 17, 8, 21]]
     requests = [(prompt, asked) for prompt in prompts for asked in ({}, *PROCESSED)]
-    if not takes_processors(bundle):
-        request = token_request([7], temperature=0.0, **PROCESSED[1])
-        paths = [f"sampling.{name}" for name in PROCESSED[1]]
-        await refused(real.ask(request), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", *paths)
-        return
     expected = [
         greedy(prompt, 8, process=partial(process_as_transformers, len(prompt), asked)) for prompt, asked in requests
     ]
@@ -154,10 +143,7 @@ async def test_processors_give_the_tokens_of_transformers_processors(real: Runti
     assert sum(changed) > len(prompts) * 5
 
 
-async def test_min_p_of_one_leaves_the_likeliest_token(real: Runtime, bundle: ToyBundle) -> None:
-    if not takes_processors(bundle):
-        await refused(real.generate([7], min_p=1), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "sampling.min_p")
-        return
+async def test_min_p_of_one_leaves_the_likeliest_token(real: Runtime) -> None:
     prompts = [[3, 9, 4], [5, 6, 7, 8, 9]]
     drawn = [
         await asyncio.gather(
@@ -170,11 +156,8 @@ async def test_min_p_of_one_leaves_the_likeliest_token(real: Runtime, bundle: To
     assert [tokens_of(one) for one in drawn[0][1::2]] != [greedy(prompt, 8)[0] for prompt in prompts]
 
 
-async def test_tokens_are_forced_and_ends_wait(real: Runtime, bundle: ToyBundle) -> None:
+async def test_tokens_are_forced_and_ends_wait(real: Runtime) -> None:
     forced = token_request([3, 9, 4], 8, temperature=0.0, forced_token_ids=[30, 31])
-    if not takes_processors(bundle):
-        await refused(real.ask(forced), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "sampling.forced_token_ids")
-        return
     assert tokens_of(await real.ask(forced)) == [30, 31, *greedy([3, 9, 4, 30, 31], 6)[0]]
     plain = greedy([3, 9, 4], 8)[0]
     request = token_request([3, 9, 4], 8, temperature=0.0, min_new_tokens=4)

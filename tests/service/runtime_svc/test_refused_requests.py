@@ -37,6 +37,7 @@ BUNDLES: Final[dict[str, dict[str, Any]]] = {
     "blocks": {**BLOCKS, "serving": Serving()},
     "caching": {**BLOCKS, "serving": Serving(prefix_caching=True)},
     "greedy": {"sampling": GREEDY, "flags": ("tokens",)},
+    "no-logits": {"flags": ("noise_keys", "sampling_params", "tokens")},
     "host": {"sampling": msgspec.structs.replace(DYNAMIC, mode="host")},
     "no-tokenizer": {"tokenizer": None},
     "no-template": {"chat_template": None},
@@ -128,7 +129,12 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
     ("d", sample(frequency_penalty=float("nan")), INVALID, {"sampling.frequency_penalty": "a number from -2 to 2"}),
     ("d", sample(repetition_penalty=0), INVALID, {"sampling.repetition_penalty": "a number above 0"}),
     *(
-        ("d", sample(logit_bias=biases), INVALID, {f"sampling.logit_bias[{token}]": said, "sampling.logit_bias": ""})
+        (
+            "no-logits",
+            sample(logit_bias=biases),
+            INVALID,
+            {f"sampling.logit_bias[{token}]": said, "sampling.logit_bias": ""},
+        )
         for token, biases, said in (
             (5, {5: 100.5, 6: 100}, "got 100.5; accepted: a number from -100 to 100, for"),
             (VOCAB_SIZE, {VOCAB_SIZE: 1}, f"for tokens 0 to {VOCAB_SIZE - 1}"),
@@ -145,7 +151,7 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
         {"sampling.forced_token_ids": "1025 tokens; accepted: at most"},
     ),
     (
-        "d",
+        "no-logits",
         sample(allowed_token_ids=[5, VOCAB_SIZE], bad_words=[pb.TokenIds(ids=[5]), pb.TokenIds(), TOO_LARGE]),
         INVALID,
         {
@@ -213,7 +219,7 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
         INVALID,
         {"stop.ignore_eos": "beside constraint", "sampling.forced_token_ids": "beside constraint"},
     ),
-    ("d", ask(constraint=JSON), UNSERVED, {"constraint.json_object": "on_device_sampling_config"}),
+    ("no-logits", ask(constraint=JSON), UNSERVED, {"constraint.json_object": "neuron_config.logit_processors"}),
     (
         "no-tokenizer",
         ask(token_ids=pb.TokenIds(ids=[5]), constraint=JSON),
@@ -341,17 +347,17 @@ PROCESSED: list[tuple[str, pb.GenerateRequest, str]] = [
 async def test_what_needs_processors_is_refused_with_how_to_compile_the_bundle(served: Runtime) -> None:
     assert [name for name, *_ in PROCESSED] == [name for name, row in PARAMETERS.items() if row.need is Need.PROCESSORS]
     for name, request, description in PROCESSED:
-        how = await refused(call(served, request, "d"), "INVALID_ARGUMENT", UNSERVED, f"sampling.{name}")
+        how = await refused(call(served, request, "no-logits"), "INVALID_ARGUMENT", UNSERVED, f"sampling.{name}")
         assert how.fields[f"sampling.{name}"] == description + (
-            "executables pick the tokens, and change no logits; compile the bundle with "
-            "neuron_config.logit_processors, or without neuron_config.on_device_sampling_config"
+            "executables pick the tokens, and neither change logits nor return any; compile the bundle with "
+            "neuron_config.logit_processors or neuron_config.output_logits"
         )
 
 
 @pytest.mark.parametrize(
     ("deployment_id", "sampling"),
     [
-        ("d", {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}),
+        ("no-logits", {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}),
         # No limit of candidates, as configurations take it, and clients of other servers send it.
         *(("d", {"temperature": 0.0, "top_k": top_k}) for top_k in (-1, 0)),
         *(("greedy", same) for same in ({}, {"top_k": 1}, {"temperature": 0.0}, {"temperature": 1.0, "top_p": 1.0})),

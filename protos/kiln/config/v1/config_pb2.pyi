@@ -269,7 +269,8 @@ class NeuronConfig(_message.Message):
     """Return logits beside the sampled tokens, which logprobs need. Default false."""
     logit_processors: _builtins.bool
     """Executables that sample serve penalties, biases and excluded tokens, too, for which each is compiled a
-    second time. Default none, which is false.
+    second time. Without it, ranks serve them where executables leave logits: on cpu, or with output_logits. Default
+    none, which is false.
     """
     output_prompt_logprobs: _builtins.bool
     """Return the log probability of each token of a prompt, and of its likeliest alternatives, which requests with

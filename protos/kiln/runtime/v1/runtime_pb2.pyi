@@ -481,8 +481,8 @@ class Capabilities(_message.Message):
     adapter_slots: _builtins.int
     """Adapters that are in the ranks' memory at once; 0 if the executables have no room for any."""
     logit_processors: _builtins.bool
-    """Whether all sampling parameters can be used: the host picks the tokens, or the bundle was compiled with
-    `neuron_config.logit_processors`.
+    """Whether all sampling parameters can be used: executables leave logits to their ranks, as all for cpu do, or the
+    bundle was compiled with `neuron_config.logit_processors`.
     """
     constraints: _builtins.bool
     """Whether requests may have a `constraint`: the bundle has a tokenizer and an end, and `logit_processors` is true."""

@@ -1,11 +1,12 @@
-"""Ranks in processes of their own, whose executables change logits before they pick tokens together."""
+"""Ranks in processes of their own: they, or their executables, change logits before they pick tokens together."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -16,7 +17,9 @@ from bundle.abi.inputs import PROCESSORS, read_sampling_params
 from bundle.digest import sha256_file
 from bundle.manifest import Executable
 from compiler_svc.builds.executable_stage import find_live_inputs
+from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.export import export_submodel
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_submodel
 from execution.forkserver.client import ForkserverClient
 from execution.processors import sample_on_host
@@ -34,20 +37,24 @@ from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 DEGREE: Final = 2
 BUCKET: Final = 16
 ROWS: Final = 3
-SEQUENCES: Final = tuple(draw_tokens(6, seed=row) for row in range(ROWS))
 NUM_STEPS: Final = 6
+SEQUENCES: Final = tuple(draw_tokens(NUM_STEPS + 2, seed=row) for row in range(ROWS))
+
+
+def make_plain(directory: Path, **options: Any) -> tuple[UnpublishedBundle, GraphSpec, WeightPlan]:
+    """A bundle for two ranks, at optimization level 0, with what it was made of."""
+    tiny = write_tiny_model(directory / "model", GEOMETRIES["padded-gqa2-yarn"] | {"num_hidden_layers": 1})
+    spec = tiny.spec(tp_degree=DEGREE, sampling=make_sampling(dynamic=True), skips_idle=True, **options)
+    plan = tiny.plan(tp_degree=DEGREE)
+    (directory / "bundle").mkdir()
+    buckets = {"context_buckets": (BUCKET,), "token_buckets": (BUCKET,)}
+    return make_bundle(directory / "bundle", spec, plan, tiny.checkpoint, **buckets), spec, plan
 
 
 @pytest.fixture(params=[0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.toolchain])])
 def bundle(request: pytest.FixtureRequest, tmp_path: Path, lowerings: ForkserverClient) -> UnpublishedBundle:
     """A bundle whose step for tokens exists with processors alone, at an optimization level."""
-    tiny = write_tiny_model(tmp_path / "model", GEOMETRIES["padded-gqa2-yarn"] | {"num_hidden_layers": 1})
-    sampling = make_sampling(dynamic=True)
-    options = {"output_logits": True, "skips_idle": True, "optional_inputs": (PROCESSORS,)}
-    spec, plan = tiny.spec(tp_degree=DEGREE, sampling=sampling, **options), tiny.plan(tp_degree=DEGREE)
-    (tmp_path / "bundle").mkdir()
-    buckets = {"context_buckets": (BUCKET,), "token_buckets": (BUCKET,)}
-    made = make_bundle(tmp_path / "bundle", spec, plan, tiny.checkpoint, **buckets)
+    made, spec, plan = make_plain(tmp_path, output_logits=True, optional_inputs=(PROCESSORS,))
     executable = next(one for one in made.manifest.executables if PROCESSORS in one.flags)
     blobs = made.blobs
     if request.param:
@@ -81,7 +88,7 @@ async def run(bundle: UnpublishedBundle, forkservers: RankForkservers, num_live:
             keys = draw_keys(num_live, position)
             changes = make_changes(rows, vocab_size)
             step = make_step(bundle, decode, position, changes | {"sampling_params": params, "noise_keys": keys})
-            result = await group.run(step)
+            result = await group.run(msgspec.structs.replace(step, return_logits=True))
             assert result.logits is not None
             logits = torch.frombuffer(result.logits, dtype=torch.float32).view(result.logits.shape)[:num_live]
             described = [asked.describe(vocab_size, row) for row, asked in enumerate(rows)]
@@ -98,7 +105,56 @@ def make_step(bundle: UnpublishedBundle, decode: Executable, position: int, valu
         form.put_tokens(inputs, row, [SEQUENCES[row][position]], start=position, blocks=(row,))
         for name, tensor in values.items():
             form.put_values(inputs, name, row, tensor[row].tolist())
-    return Step(decode.tag, inputs, return_logits=True)
+    return Step(decode.tag, inputs)
+
+
+async def pick_in_ranks(bundle: UnpublishedBundle, forkservers: RankForkservers) -> None:
+    """Compares tokens with those that the host picks of the logits that ranks have, and a dependent step with one that
+    is told the tokens.
+    """
+    manifest, draw = bundle.manifest, random.Random(4)
+    (decode,) = manifest.executables_of("token_generation")
+    options = {"num_threads": 1, "open_forkserver": forkservers.open, "with_internal": True}
+    group = await RankGroup.start(manifest, bundle.blob_path, **options)
+
+    def ask(position: int) -> Step:
+        """All rows but the second one ask for processors."""
+        rows = [draw_row(draw, row, manifest.tokens.vocab_size) for row in range(ROWS)]
+        values = {
+            "sampling_params": torch.tensor([read_sampling_params(row.sampling) for row in rows]),
+            "noise_keys": draw_keys(ROWS, position),
+        }
+        step = make_step(bundle, decode, position, values)
+        return msgspec.structs.replace(step, processed=(rows[0], rows[2]))
+
+    try:
+        await group.load()
+        for position in range(NUM_STEPS):
+            step = ask(position)
+            result = await group.run(step)
+            parts = result.internal["rank_logits"]
+            logits = torch.frombuffer(parts, dtype=torch.float32).view(parts.shape).transpose(0, 1).flatten(1)
+            params, keys = (
+                torch.tensor(step.inputs[name]).view(ROWS, -1) for name in ("sampling_params", "noise_keys")
+            )
+            logits = logits[:, : manifest.tokens.vocab_size]
+            expected = sample_on_host(logits, params, keys, step.processed, manifest.sampling.global_topk)
+            assert [token for (token,) in result.tokens] == expected.tolist()
+        first, second = ask(NUM_STEPS), ask(NUM_STEPS + 1)
+        tokens = [token for (token,) in (await group.run(first)).tokens]
+        told = msgspec.structs.replace(second, inputs={**second.inputs, "input_ids": array("i", tokens)})
+        expected_result = await group.run(told)
+        await group.run(first)
+        result = await group.run(msgspec.structs.replace(second, depends_on_previous=True))
+        assert result.tokens == expected_result.tokens
+        assert bytes(result.internal["rank_logits"]) == bytes(expected_result.internal["rank_logits"])
+    finally:
+        await group.close()
+
+
+def test_ranks_pick_tokens_from_the_logits_that_executables_leave(forkservers: RankForkservers, tmp_path: Path) -> None:
+    bundle, *_ = make_plain(tmp_path, output_logits=False, returns_internal=True)
+    asyncio.run(pick_in_ranks(bundle, forkservers))
 
 
 @pytest.mark.parametrize("num_live", [ROWS, 2])

@@ -149,7 +149,7 @@ async def test_the_log_says_what_became_of_a_sequence_by_the_clients_id(served: 
 
 
 async def test_what_kiln_does_not_do_is_refused_by_name(served: Runtime) -> None:
-    await served.deploy()
+    await served.deploy(flags=("noise_keys", "sampling_params", "tokens"))
     unserved = complete(served, [5], truncate_prompt_tokens=2, structural_tag="{}")
     caught = await refused(unserved, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED")
     assert set(caught.fields) == {"sampling_params.truncate_prompt_tokens", "sampling_params.structural_tag"}

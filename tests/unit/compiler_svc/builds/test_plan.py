@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, Tokens
+from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.state import KeptAs
@@ -108,11 +108,10 @@ TOKENS = Tokens(vocab_size=128, bos=None, eos=(2,), pad=0)
         # transformers is greedy without do_sample, whatever else the file says.
         ({"temperature": 0.6}, DYNAMIC, None),
         ({}, DYNAMIC, None),
-        # Penalties and exclusions hold for greedy tokens, too, where the host picks them.
+        # Penalties and exclusions hold for greedy tokens, too.
         (PENALIZED, None, GenerationDefaults(repetition_penalty=1.1, no_repeat_ngram_size=3, min_new_tokens=2)),
         ({"min_p": 0.1}, None, None),
-        (PENALIZED, DYNAMIC, None),
-        (LLAMA | {"min_p": 0.1, "typical_p": 0.9}, DYNAMIC, GenerationDefaults(temperature=0.6, top_p=0.9)),
+        (PENALIZED, DYNAMIC, GenerationDefaults(repetition_penalty=1.1, no_repeat_ngram_size=3, min_new_tokens=2)),
         (
             LLAMA | {"min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.0},
             None,
@@ -133,7 +132,17 @@ TOKENS = Tokens(vocab_size=128, bos=None, eos=(2,), pad=0)
 def test_generation_defaults(
     file: dict[str, Any], on_device: dict[str, Any] | None, expected: GenerationDefaults | None
 ) -> None:
-    assert choose_generation_defaults(file, resolve(on_device_sampling_config=on_device), TOKENS) == expected
+    assert choose_generation_defaults(file, resolve(on_device_sampling_config=on_device), TOKENS, "cpu") == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"output_logits": True}, {"logit_processors": True}])
+def test_penalties_are_defaults_on_devices_that_serve_processors(options: dict[str, Any]) -> None:
+    """Those of other bundles return no logits from which ranks could pick."""
+    file = LLAMA | {"min_p": 0.1, "repetition_penalty": 1.1}
+    config = resolve(on_device_sampling_config=DYNAMIC, **options)
+    drawn = GenerationDefaults(temperature=0.6, top_p=0.9)
+    expected = replace(drawn, min_p=0.1, repetition_penalty=1.1) if options else drawn
+    assert choose_generation_defaults(file, config, TOKENS, "trn2") == expected
 
 
 @pytest.mark.parametrize(
@@ -147,7 +156,7 @@ def test_generation_defaults(
 )
 def test_generation_defaults_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(ModelConfigInvalid) as caught:
-        choose_generation_defaults(LLAMA | {name: value}, resolve(on_device_sampling_config=None), TOKENS)
+        choose_generation_defaults(LLAMA | {name: value}, resolve(on_device_sampling_config=None), TOKENS, "cpu")
     (violation,) = caught.value.violations
     assert violation.field == f"generation_config.{name}"
 
@@ -155,15 +164,15 @@ def test_generation_defaults_out_of_range_are_named(name: str, value: object) ->
 def test_more_bad_words_than_requests_may_name_are_refused() -> None:
     many = {"suppress_tokens": [*range(1025)]}
     with pytest.raises(ModelNotServed, match="got '1025 tokens'; accepted: at most 1024"):
-        choose_generation_defaults(many, resolve(on_device_sampling_config=None), replace(TOKENS, vocab_size=2048))
+        choose_generation_defaults(many, resolve(), replace(TOKENS, vocab_size=2048), "cpu")
 
 
-@pytest.mark.parametrize("on_device", [None, DYNAMIC])
-def test_what_is_no_default_is_named(on_device: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize("target", ["cpu", "trn2"])
+def test_what_is_no_default_is_named(target: TargetKind) -> None:
     file = PENALIZED | {"epsilon_cutoff": 0.1, "num_beams": 4, "min_p": 0.0, "bad_words_ids": [[4]], "top_h": None}
-    named = [*warn_of_unserved_generation(file, resolve(on_device_sampling_config=on_device))]
+    named = [*warn_of_unserved_generation(file, resolve(on_device_sampling_config=DYNAMIC), target)]
     by_executables = ["repetition_penalty: 1.1", "no_repeat_ngram_size: 3", "min_new_tokens: 2", "bad_words_ids: [[4]]"]
-    expected = ["epsilon_cutoff: 0.1", "num_beams: 4", *(by_executables if on_device else [])]
+    expected = ["epsilon_cutoff: 0.1", "num_beams: 4", *(by_executables if target == "trn2" else [])]
     assert named == [f"generation_config.{one} is no default of requests here" for one in expected]
 
 

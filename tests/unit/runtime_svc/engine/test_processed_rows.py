@@ -41,11 +41,12 @@ def list_counted(prompt: list[int], tokens: list[int]) -> list[list[int]]:
     ("options", "chunks"),
     [
         (HOST, ChunkLimits()),
-        (HOST, ChunkLimits(max_tokens=4)),
-        (HOST | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
-        (HOST | {"num_blocks": 20, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
+        (BLOCKS, ChunkLimits()),
+        (BLOCKS, ChunkLimits(max_tokens=4)),
+        (BLOCKS | {"num_blocks": 20, "num_slots": 4}, ChunkLimits()),
+        (BLOCKS | {"num_blocks": 20, "num_slots": 4, "serving": Serving(prefix_caching=True)}, ChunkLimits()),
     ],
-    ids=["whole", "chunked", "preempted", "cached"],
+    ids=["host", "whole", "chunked", "preempted", "cached"],
 )
 async def test_the_sequence_is_counted_whatever_steps_compute_it(
     start_engine: StartEngine, options: dict[str, Any], chunks: ChunkLimits
@@ -63,7 +64,7 @@ async def test_the_sequence_is_counted_whatever_steps_compute_it(
 
 
 async def test_a_session_counts_its_whole_prompt(start_engine: StartEngine) -> None:
-    harness = await start_engine(**HOST)
+    harness = await start_engine(**BLOCKS)
     first = [5, 6, 7, 8, 9]
     answer = tokens_of(await collect(harness.submit(first, max_new_tokens=6, session="s", sampling=PENALIZED)))
     assert_counted(harness, first, answer)
@@ -74,7 +75,7 @@ async def test_a_session_counts_its_whole_prompt(start_engine: StartEngine) -> N
 
 
 async def test_sequences_of_a_call_count_their_own_tokens(start_engine: StartEngine) -> None:
-    harness = await start_engine(**HOST)
+    harness = await start_engine(**BLOCKS)
     stream = harness.submit_call([5, 6, 7], 3, max_new_tokens=8, temperature=0.7, seed=3, sampling=PENALIZED)
     events = [event async for event in stream]
     drawn = {tuple(tokens_of([one for one in events if one.sequence_index == index])) for index in range(3)}
@@ -83,7 +84,18 @@ async def test_sequences_of_a_call_count_their_own_tokens(start_engine: StartEng
     assert counted == {tuple(own) for tokens in drawn for own in list_counted([5, 6, 7], [*tokens])}
 
 
-async def test_executables_that_pick_tokens_get_no_rows(start_engine: StartEngine) -> None:
+async def test_rows_that_count_no_tokens_are_called_ahead(start_engine: StartEngine, is_async: bool) -> None:
+    """A step that is called ahead knows how many tokens came before, not which one was the last."""
     harness = await start_engine(**BLOCKS)
+    sampling = {"forced_token_ids": (5, 6, 7), "min_new_tokens": 5}
+    await collect(harness.submit([5, 6, 7], max_new_tokens=8, sampling=sampling, stop_token_ids={9}))
+    rows = [row for step in harness.ranks.steps for row in step.processed]
+    assert [row.forced for row in rows] == [5, 6, 7, None, None, None, None, None]
+    assert [row.ends for row in rows] == [(9,)] * 5 + [()] * 3
+    assert any(step.depends_on_previous for step in harness.ranks.steps) is is_async
+
+
+async def test_executables_with_processors_get_no_rows(start_engine: StartEngine) -> None:
+    harness = await start_engine(on_device=True, **BLOCKS)
     await collect(harness.submit([5, 6, 7], max_new_tokens=4, sampling=PENALIZED))
     assert not any(step.processed for step in harness.ranks.steps)

@@ -281,7 +281,8 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
 
   /**
    * Executables that sample serve penalties, biases and excluded tokens, too, for which each is compiled a
-   * second time. Default none, which is false.
+   * second time. Without it, ranks serve them where executables leave logits: on cpu, or with output_logits. Default
+   * none, which is false.
    *
    * @generated from field: optional bool logit_processors = 52;
    */

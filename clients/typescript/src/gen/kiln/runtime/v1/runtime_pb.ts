@@ -608,8 +608,8 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
   adapterSlots: number;
 
   /**
-   * Whether all sampling parameters can be used: the host picks the tokens, or the bundle was compiled with
-   * `neuron_config.logit_processors`.
+   * Whether all sampling parameters can be used: executables leave logits to their ranks, as all for cpu do, or the
+   * bundle was compiled with `neuron_config.logit_processors`.
    *
    * @generated from field: bool logit_processors = 29;
    */
