@@ -36,7 +36,8 @@ from runtime_svc.text.codec import SequenceText
 from runtime_svc.text.constraints import ConstrainedOutput
 from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.hang_guard import HANG_S
-from tests.ranks.fakes import FakeLauncher, make_manifest
+from tests.ranks.fakes import make_manifest
+from tests.ranks.launchers import FakeLauncher
 
 NEW_BIAS = 31
 #: Of executables that read what the cache holds, and skip idle rows.

@@ -16,7 +16,6 @@ import asyncio
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -387,33 +386,3 @@ def _logits(tokens: Sequence[int]) -> memoryview[float]:
     """1 for the token of each row, minus half of its id for every other: f32 [rows, VOCAB_SIZE]."""
     flat = array("f", [1.0 if one == token else -one / 2 for token in tokens for one in range(VOCAB_SIZE)])
     return memoryview(flat).cast("B").cast("f", [len(tokens), VOCAB_SIZE])
-
-
-@dataclass
-class FakeLauncher:
-    """Launches fake ranks; every group launched is kept for inspection."""
-
-    manifest: Manifest
-    bias: int = BIAS
-    weights_ref: str = "fake:v1"
-    has_weights: bool = True
-    launched: list[FakeRanks] = field(default_factory=list)
-    failures: list[Exception] = field(default_factory=list)
-    step_s: float = 0.0
-    make_ranks: type[FakeRanks] = FakeRanks
-
-    async def launch(self) -> FakeRanks:
-        await asyncio.sleep(0)
-        if self.failures:
-            raise self.failures.pop(0)
-        ranks = self.make_ranks(self.manifest, bias=self.bias)
-        ranks.step_s = self.step_s
-        self.launched.append(ranks)
-        return ranks
-
-    async def warm_up(self, ranks: FakeRanks) -> None:
-        await ranks.warm_up()
-
-    @property
-    def ranks(self) -> FakeRanks:
-        return self.launched[-1]

@@ -119,13 +119,14 @@ async def pick_in_ranks(bundle: UnpublishedBundle, forkservers: RankForkservers)
 
     def ask(position: int) -> Step:
         """All rows but the second one ask for processors."""
-        rows = [draw_row(draw, row, manifest.tokens.vocab_size) for row in range(ROWS)]
+        vocab_size = manifest.tokens.vocab_size
+        rows = [draw_asked(draw, vocab_size) for _ in range(ROWS)]
         values = {
             "sampling_params": torch.tensor([read_sampling_params(row.sampling) for row in rows]),
             "noise_keys": draw_keys(ROWS, position),
         }
         step = make_step(bundle, decode, position, values)
-        return msgspec.structs.replace(step, processed=(rows[0], rows[2]))
+        return msgspec.structs.replace(step, processed=tuple(rows[row].describe(vocab_size, row) for row in (0, 2)))
 
     try:
         await group.load()

@@ -28,7 +28,8 @@ from tests.ranks.engines import (
     text_of,
     tokens_of,
 )
-from tests.ranks.fakes import FakeLauncher, FakeRanks, expected_tokens
+from tests.ranks.fakes import FakeRanks, expected_tokens
+from tests.ranks.launchers import FakeLauncher
 from tests.ranks.scheduling import make_request, make_scheduler
 
 A, B, C, D = 26, 27, 28, 29
