@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,17 @@ def client(fleet: Fleet) -> openai.OpenAI:
 
 
 def generate(
-    fleet: Fleet, *, temperature: float | None = None, seed: int = SEED, **prompt: object
+    fleet: Fleet,
+    *,
+    temperature: float | None = None,
+    seed: int = SEED,
+    sampling: Mapping[str, Any] = {},
+    **prompt: object,
 ) -> tuple[str, list[int]]:
     """Text and token ids that GenerationService gives for a seed, with the checkpoint's sampling."""
     request = generation.GenerateRequest(
         deployment_id=MODEL,
-        sampling=generation.SamplingParams(seed=seed, temperature=temperature),
+        sampling=generation.SamplingParams(seed=seed, temperature=temperature, **sampling),
         stop=generation.StopConditions(max_new_tokens=24),
         **prompt,  # type: ignore[arg-type]
     )
@@ -137,9 +143,26 @@ def test_stop_strings_end_answers(client: openai.OpenAI) -> None:
     assert "." not in str(whole.choices[0].message.content)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": 1.5},
+        {"repetition_penalty": 1.5},
+        {"min_p": 0.5},
+    ],
+    ids=str,
+)
+def test_processors_change_answers(fleet: Fleet, client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    """Ranks serve them: the executables pick tokens, and were compiled without processors."""
+    answered = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, seed=SEED, extra_body=asked)
+    assert answered.choices[0].text == generate(fleet, text=PROMPT, sampling=asked)[0]
+    assert answered.choices[0].text != generate(fleet, text=PROMPT)[0]
+
+
 def test_what_kiln_does_not_serve_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"frequency_penalty: got 0\.5"):
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, frequency_penalty=0.5)
+    with pytest.raises(openai.BadRequestError, match="logprobs"):
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, logprobs=True)
     with pytest.raises(openai.NotFoundError, match="nothing"):
         client.chat.completions.create(model="nothing", messages=MESSAGES)
 
