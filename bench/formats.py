@@ -68,4 +68,9 @@ FORMATS: Final[Mapping[str, Format]] = {
         num_adapters=_NUM_ADAPTERS,
     ),
     "adapters-idle": Format(title=f"room for {_NUM_ADAPTERS} adapters that no row has", config=_ROOM),
+    "processors": Format(title="executables that change logits", config={"logit_processors": True}),
+    "host": Format(title="tokens picked by the host", config={"on_device_sampling_config": None}),
+    "prompt-logprobs": Format(
+        title="executables that tell log probabilities of prompts", config={"output_prompt_logprobs": True}
+    ),
 }

@@ -8,12 +8,10 @@ from typing import Any
 from kiln_client import AsyncRuntime
 
 
-async def find_first(
-    runtime: AsyncRuntime, deployment: str, prompt: list[int], *, cache_salt: str = ""
-) -> tuple[float, int]:
+async def find_first(runtime: AsyncRuntime, deployment: str, prompt: list[int], **options: Any) -> tuple[float, int]:
     """Sends a prompt; returns the seconds until its first token, and how many of its tokens the cache had."""
     start, first_s = time.perf_counter(), None
-    async with runtime.generate(deployment, prompt, cache_salt=cache_salt, **answer_greedily(1)) as events:
+    async with runtime.generate(deployment, prompt, **(answer_greedily(1) | options)) as events:
         async for event in events:
             if event.delta.tokens and first_s is None:
                 first_s = time.perf_counter() - start

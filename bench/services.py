@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +150,9 @@ def load_adapters(server: Services, digest: str, model: Path, count: int) -> Non
             runtime.load_adapter(DEPLOYMENT, adapter, name=f"adapter-{number}")
 
 
-def measure_streams(clients: Worker, server: Server, workload: Workload, streams: int) -> dict[str, Any]:
+def measure_streams(
+    clients: Worker, server: Server, workload: Workload, streams: int, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Lets clients stream from DEPLOYMENT, all at once; returns what `bench.streams.stream` does."""
     answer: dict[str, Any] = clients.call(
         "stream",
@@ -160,6 +162,7 @@ def measure_streams(clients: Worker, server: Server, workload: Workload, streams
         context=workload.context,
         tokens=workload.count_tokens(streams),
         processes={"front": server.front.pid, "rank": server.find_rank().pid},
+        options=dict(options or {}),
     )
     return answer
 

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from kiln_client import AsyncRuntime
+from kiln_client.prompts import GenerateOptions
 
 from bench.crowd import crowd
 from bench.meter import Meter
@@ -16,15 +17,28 @@ from bench.worker import serve
 
 
 def stream(
-    *, address: str, deployment: str, streams: int, context: int, tokens: int, processes: dict[str, int]
+    *,
+    address: str,
+    deployment: str,
+    streams: int,
+    context: int,
+    tokens: int,
+    processes: dict[str, int],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Streams greedy answers of `tokens` tokens each to prompts of `context` tokens, while all of them stream.
+    """Streams answers of `tokens` tokens each to prompts of `context` tokens, while all of them stream.
 
-    `processes` are the ids of those whose time is measured, by a name; `Meter.result` has this one as `client`.
+    They are greedy unless `options` of the requests say otherwise. `processes` are the ids of those whose time is
+    measured, by a name; `Meter.result` has this one as `client`.
     """
     meter = Meter(streams, tokens, processes | {"client": os.getpid()})
-    asyncio.run(_stream(address, deployment, context, tokens, meter))
+    asyncio.run(_stream(address, deployment, make_prompt(context), answer_greedily(tokens) | options, meter))
     return meter.result()
+
+
+def prompts(*, address: str, deployment: str, tokens: int, prompts: int, options: dict[str, Any]) -> list[float]:
+    """Sends prompts of `tokens` tokens, one after the other; seconds until the first token of each but the first."""
+    return asyncio.run(_prompts(address, deployment, make_prompt(tokens), prompts, options))
 
 
 def prefixes(
@@ -38,16 +52,26 @@ def prefixes(
     return asyncio.run(_prefixes(address, deployment, (shared, own), prompts, is_cached=is_cached))
 
 
-async def _stream(address: str, deployment: str, context: int, tokens: int, meter: Meter) -> None:
+async def _stream(address: str, deployment: str, prompt: list[int], options: GenerateOptions, meter: Meter) -> None:
     async with AsyncRuntime(address) as runtime:
-        await asyncio.gather(*(_one(runtime, deployment, context, tokens, meter) for _ in range(meter.streams)))
+        await asyncio.gather(*(_one(runtime, deployment, prompt, options, meter) for _ in range(meter.streams)))
 
 
-async def _one(runtime: AsyncRuntime, deployment: str, context: int, tokens: int, meter: Meter) -> None:
+async def _one(
+    runtime: AsyncRuntime, deployment: str, prompt: list[int], options: GenerateOptions, meter: Meter
+) -> None:
     counter = meter.open_stream()
-    async with runtime.generate(deployment, make_prompt(context), **answer_greedily(tokens)) as events:
+    async with runtime.generate(deployment, prompt, **options) as events:
         async for event in events:
             counter.count(len(event.delta.tokens))
+
+
+async def _prompts(
+    address: str, deployment: str, prompt: list[int], count: int, options: dict[str, Any]
+) -> list[float]:
+    async with AsyncRuntime(address) as runtime:
+        firsts = [await find_first(runtime, deployment, prompt, **options) for _ in range(1 + count)]
+        return [first_s for first_s, _ in firsts[1:]]
 
 
 async def _prefixes(
@@ -68,4 +92,4 @@ async def _prefixes(
 
 
 if __name__ == "__main__":
-    serve({"stream": stream, "crowd": crowd, "prefixes": prefixes})
+    serve({"stream": stream, "crowd": crowd, "prefixes": prefixes, "prompts": prompts})

@@ -1,0 +1,247 @@
+"""`python -m bench.generation`: what sampling parameters, constraints and facts about prompts cost through gRPC.
+
+All requests go to runtimes that take turns, with the same clients and the same random model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from operator import truediv
+from pathlib import Path
+from typing import Any, Final
+
+from bench.checkpoint import write_checkpoint
+from bench.formats import PLAIN
+from bench.machine import describe_machine
+from bench.measurements import Measurements
+from bench.other_load import OtherLoad
+from bench.plan import BARE, WORKLOADS, Workload, decode_bundle, prefill_bundle
+from bench.run import MODEL, say
+from bench.services import (
+    DEPLOYMENT,
+    Server,
+    compile_bundle,
+    deployed,
+    measure_streams,
+    running_server,
+    running_services,
+)
+from bench.tables import Row, count_streams, render_table
+from bench.worker import Worker, median
+
+#: No text that matches it ends within a measurement.
+_SCHEMA: Final = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    },
+}
+_DRAWN: Final = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 7}
+_PENALTIES: Final = {"repetition_penalty": 1.2, "frequency_penalty": 0.2, "no_repeat_ngram_size": 4}
+_CONSTRAINED: Final = _DRAWN | {"json_schema": json.dumps(_SCHEMA), "ignore_eos": False}
+#: States of async scheduling.
+_AHEAD: Final = "ahead"
+_STEPWISE: Final = "stepwise"
+#: Options of the runtimes that are measured, by their names.
+_RUNTIMES: Final = {_AHEAD: "--async-scheduling", _STEPWISE: "--no-async-scheduling"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """Requests of one kind.
+
+    Attributes:
+        engine: Whose bundle they go to: executables of `BARE` pick tokens, and ranks those of rows with processors;
+            those of "processors" pick these, too, and those of "host" none.
+        runtime: A name of `_RUNTIMES`.
+        options: Of the requests, beside those of greedy answers of a length.
+        reference: The case that the step's time is compared with.
+        goal: The most times the reference's time that a step of 16 streams may take.
+    """
+
+    title: str
+    engine: str = BARE
+    runtime: str = _AHEAD
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reference: str = "greedy"
+    goal: float | None = None
+
+
+#: A step that depends on the tokens before it cannot be called ahead, so it is compared with one that is not, either.
+_CASES: Final = {
+    "greedy": _Case(title="greedy"),
+    "drawn": _Case(title="drawn", options=_DRAWN),
+    "stepwise": _Case(title="greedy, no step called ahead", runtime=_STEPWISE),
+    "stepwise-drawn": _Case(title="drawn, no step called ahead", runtime=_STEPWISE, options=_DRAWN),
+    **{
+        f"{engine}-{name}": _Case(title=f"{title}, {where}", engine=engine, options=options, reference=of, goal=goal)
+        for engine, where in ((BARE, "ranks"), ("processors", "executables"), ("host", "host"))
+        for name, title, options, of, goal in (
+            ("cut", "drawn, min_p and typical_p", _DRAWN | {"min_p": 0.02, "typical_p": 0.9}, "drawn", None),
+            ("penalties", "penalties", _PENALTIES, "stepwise", None),
+            ("constrained", "drawn, a JSON schema", _CONSTRAINED, "stepwise-drawn", 1.03),
+        )
+    },
+    "host": _Case(title="greedy, host", engine="host", reference="stepwise"),
+    "host-drawn": _Case(title="drawn, host", engine="host", options=_DRAWN, reference="stepwise-drawn"),
+}
+#: Log probabilities that are asked of prompts, by the engine whose bundle computes them.
+_PROMPTS: Final = {
+    "plain": (PLAIN, None),
+    "idle": ("prompt-logprobs", None),
+    "asked": ("prompt-logprobs", 0),
+    "asked-20": ("prompt-logprobs", 20),
+}
+_PROMPT_TITLES: Final = {
+    "plain": "a bundle without log probabilities of prompts",
+    "idle": "a bundle with them, not asked for",
+    "asked": "with each token's",
+    "asked-20": "with each token's and 20 others",
+}
+_NUM_PROMPTS: Final = 5
+
+
+def _plan(size: str) -> tuple[Workload, Workload]:
+    """The workloads of streams and of prompts: models of 160 million parameters, or tiny ones."""
+    base = replace(WORKLOADS[f"{size}-adapters-idle-served"], registered=0, prompts=())
+    streams = replace(base, format=PLAIN, variants=("processors", "host"))
+    prompts = replace(base, format=PLAIN, variants=("prompt-logprobs",), batches=(), prompts=(base.length * 4,))
+    return streams, prompts
+
+
+def main() -> None:
+    """Measures, prints, and writes the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.generation", description=__doc__)
+    parser.add_argument("--quick", action="store_const", const="tiny", default="160m", dest="size", help="tiny models")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-generation.md"))
+    options = parser.parse_args()
+    streams, prompts = _plan(options.size)
+    started_s, measured = time.monotonic(), Measurements()
+    directory = Path(tempfile.mkdtemp(prefix="kiln-bench-"))
+    try:
+        write_checkpoint(directory / "models" / MODEL, streams)
+        with contextlib.ExitStack() as stack:
+            run = _Run(streams, prompts, directory, stack)
+            for number in range(streams.rounds):
+                say(f"round {number + 1} of {streams.rounds}")
+                run.measure(measured)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    page = _render(measured, streams, prompts, time.monotonic() - started_s)
+    options.output.write_text(page)
+    print(page)
+
+
+class _Run:
+    """Both runtimes, the clients, and the bundles of both workloads."""
+
+    def __init__(self, streams: Workload, prompts: Workload, work: Path, stack: contextlib.ExitStack) -> None:
+        self._streams, self._prompts = streams, prompts
+        self._services = stack.enter_context(running_services(work / "home", work / "models"))
+        say("compiling")
+        configs = streams.bundles | {f"prompts-{name}": config for name, config in prompts.bundles.items()}
+        self._digests = {
+            name: compile_bundle(self._services, name, config, MODEL).digest for name, config in configs.items()
+        }
+        self._servers: dict[str, Server] = {
+            name: stack.enter_context(running_server(self._services, work / name, [option]))
+            for name, option in _RUNTIMES.items()
+        }
+        self._clients = stack.enter_context(Worker("bench.streams"))
+
+    def measure(self, measured: Measurements) -> None:
+        measured.begin_round()
+        load = OtherLoad()
+        for batch in self._streams.batches:
+            for server, engine, cases in self._list_deployments():
+                with deployed(self._servers[server], self._digests[decode_bundle(batch, engine)], 2):
+                    for name in cases:
+                        with measured.attempt(f"{_CASES[name].title}, {count_streams(batch)}"):
+                            self._measure_case(measured, name, batch)
+        for name, (engine, count) in _PROMPTS.items():
+            digest = self._digests[f"prompts-{prefill_bundle(BARE if engine == PLAIN else engine)}"]
+            with measured.attempt(_PROMPT_TITLES[name]), deployed(self._servers[_AHEAD], digest, 2):
+                options = {} if count is None else {"prompt_logprobs": count}
+                call = {"tokens": self._prompts.prompts[0], "prompts": _NUM_PROMPTS, "options": options}
+                address = self._servers[_AHEAD].runtime
+                firsts = self._clients.call("prompts", address=address, deployment=DEPLOYMENT, **call)
+                measured.add(f"prompt.{name}", median(firsts))
+        shares = load.measure()
+        measured.add("others", shares.others)
+        measured.add("stolen", shares.stolen)
+
+    def _list_deployments(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Each runtime and bundle with the cases that share them."""
+        for runtime, engine in dict.fromkeys((case.runtime, case.engine) for case in _CASES.values()):
+            yield (
+                runtime,
+                engine,
+                [name for name, case in _CASES.items() if (case.runtime, case.engine) == (runtime, engine)],
+            )
+
+    def _measure_case(self, measured: Measurements, name: str, batch: int) -> None:
+        case = _CASES[name]
+        answer = measure_streams(self._clients, self._servers[case.runtime], self._streams, batch, case.options)
+        measured.add(f"{name}.{batch}", answer["step_s"])
+        measured.add(f"{name}.{batch}.cpu", batch * (answer["front_cpu_s"] + answer["rank_cpu_s"]))
+
+
+def _render(measured: Measurements, streams: Workload, prompts: Workload, duration_s: float) -> str:
+    introduction = (
+        f"# Generation\n\nWritten by `python -m bench.generation`, in {duration_s / 60:.0f} minutes: a random Llama of "
+        f"{streams.name.partition('-')[0]} parameters, float32,\nvocabulary {streams.model['vocab_size']}, 2 threads, "
+        f"through gRPC. Times are medians of {streams.rounds} rounds in which all took turns, ratios\nmedians of the "
+        "rounds' ratios. *CPU* is of the front and the rank, not of the processes that find masks.\n\n"
+        f"Machine: {describe_machine()}. Other processes took up to {measured.range('others')[1]:.0%} of it in a round."
+    )
+    parts = [introduction]
+    head = ("requests", "time", "CPU", "times", "of", "CPU, times", "goal")
+    for batch in streams.batches:
+        rows = [_row(measured, name, batch) for name in _CASES if measured.has(f"{name}.{batch}")]
+        parts.append(f"## A step of {count_streams(batch)}\n\n" + render_table(head, rows))
+    rows = [
+        (
+            title,
+            f"{measured.typical(f'prompt.{name}') * 1e3:.1f} ms",
+            f"{measured.relate(truediv, f'prompt.{name}', 'prompt.plain'):.2f}",
+        )
+        for name, title in _PROMPT_TITLES.items()
+        if measured.has(f"prompt.{name}", "prompt.plain")
+    ]
+    parts.append(
+        f"## The first token of a prompt of {prompts.prompts[0]} tokens\n\n"
+        + render_table(("requests", "time", "times the first"), rows)
+    )
+    if measured.failures:
+        failed: list[Row] = [(what, why[:300]) for what, why in measured.failures.items()]
+        parts.append("## Failed\n\n" + render_table(("what", "why"), failed))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(measured: Measurements, name: str, batch: int) -> Row:
+    case, figure = _CASES[name], f"{name}.{batch}"
+    least, greatest = measured.range(figure)
+    reference = f"{case.reference}.{batch}"
+    ratios = [
+        f"{measured.relate(truediv, figure + of, reference + of):.3f}" if measured.has(figure, reference) else "–"
+        for of in ("", ".cpu")
+    ]
+    goal = "" if case.goal is None or batch == 1 else f"≤ {case.goal}"
+    time_ms = f"{measured.typical(figure) * 1e3:.2f} ms ({least * 1e3:.2f}–{greatest * 1e3:.2f})"
+    cpu_ms = f"{measured.typical(f'{figure}.cpu') * 1e3:.2f} ms"
+    return (case.title, time_ms, cpu_ms, ratios[0], _CASES[case.reference].title, ratios[1], goal)
+
+
+if __name__ == "__main__":
+    main()
