@@ -206,7 +206,7 @@ class Engine:
             self._work.clear()
             return
         # A capture holds all inputs of a step, the tokens included.
-        is_undisturbed = self._operations.is_empty and not self.weights.is_release_due
+        is_undisturbed = self._operations.is_empty and (self.weights.old is None or not self.weights.is_release_due)
         if self._is_async and is_undisturbed and not self.requests.num_captures:
             plan = self.scheduler.schedule_behind(running.plan)
             if plan is not None:
@@ -234,7 +234,7 @@ class Engine:
         if self.weights.half_swapped is not None:
             error, self.weights.half_swapped = self.weights.half_swapped, None
             raise error
-        if self.weights.is_release_due:
+        if self.weights.old is not None and self.weights.is_release_due:
             await self.weights.release_old()
         if tainted := self.requests.take_tainted_blocks():
             await self.ranks.zero_state(tainted)

@@ -33,6 +33,7 @@ WATCHED: Final = {
     "tests/system/kills/test_quarantine.py": ("runtime_svc/deployments",),
     "tests/system/kills/test_runtime_kills.py": ("execution/ranks", "runtime_svc/deployments", "runtime_svc/engine"),
     "tests/system/test_attributes.py": (*_FAMILIES, "compiler_svc/config"),
+    "tests/system/test_batch_mates.py": ("compiler_svc/lower", "execution", "runtime_svc/engine"),
     "tests/system/test_constraints.py": ("execution/text", "runtime_svc/engine", "runtime_svc/text"),
     "tests/system/test_deployments.py": ("runtime_svc/bundles", "runtime_svc/deployments"),
     "tests/system/test_interchange.py": ("compiler_svc/config",),
@@ -43,6 +44,7 @@ WATCHED: Final = {
     "tests/system/test_several_sequences.py": ("runtime_svc/engine", "execution/ranks"),
     "tests/system/test_soak.py": ("tests/soak", "runtime_svc", "execution"),
     "tests/system/test_text_of_image_models.py": ("compiler_svc/models", "compiler_svc/weights"),
+    "tests/system/test_tool_choices.py": ("execution/text", "runtime_svc/admission", "runtime_svc/text"),
     "tests/system/deploy/": ("deploy", "docker-compose.yml"),
 }
 
