@@ -12,7 +12,7 @@ import { enumName, enumNames, enumNumber } from "../../src/enums.js";
 it("names values as users write them", () => {
   assert.equal(enumName(FinishReasonSchema, FinishReason.STOP_TOKEN), "stop_token");
   assert.equal(enumName(FinishReasonSchema, 99), "99");
-  assert.deepEqual(enumNames(InFlightPolicySchema), ["wait", "abort", "refuse", "continue"]);
+  assert.deepEqual(enumNames(InFlightPolicySchema), ["wait", "abort", "refuse", "continue", "finish_on_old"]);
 });
 
 it("finds values by name; left out is the server's default", () => {
