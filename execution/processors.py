@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bundle.abi.inputs import WORD_BITS
-from execution.candidates import find_likeliest
-from execution.sampling import candidates, draw, is_greedy, is_valid, mark_invalid, score
+from execution.candidates import find_likeliest, take_top
+from execution.sampling import count_candidates, draw, is_greedy, is_valid, mark_invalid, score, score_top, sum_weights
 from execution.step import ProcessedRow
 
 _EXCLUDED: Final = float("-inf")
 #: Rows of up to so many candidates are drawn together.
 _FEW: Final = 1 << 11
+#: So many blocks of a vocabulary for each candidate: of those that reach the bound, few are no candidates.
+_BLOCKS: Final = 8
 #: Of others, noise is computed for so many at a time: its two hundred operations take twice as long outside the cache.
 _PART: Final = 1 << 15
 
@@ -75,12 +77,32 @@ def _find_candidates(
     if not (global_topk or top_k > 0 or top_p < 1 or is_cut) and chance == torch.int32:
         scores = score(logits, logits.amax(dim=-1, keepdim=True), sampling_params)
         return torch.arange(logits.shape[-1], dtype=torch.int32), scores[0]
+    vocab_size = logits.shape[-1]
     limit = min((int(one) for one in (top_k, global_topk) if one > 0), default=0)
-    ids, scores = (one[0] for one in candidates(logits, sampling_params, limit))
+    top_logits, ids = _take_top(logits[0], count_candidates(limit, vocab_size))
+    # Without a top_k of its own, a row's top_p is of the whole vocabulary.
+    is_of_all = top_k <= 0 and top_p < 1
+    sums = sum_weights(logits, top_logits[None, :1], sampling_params, vocab_size) if is_of_all else None
+    scores = score_top(top_logits[None], sums, sampling_params, vocab_size)[0]
     if is_cut:
         scores = cut(scores, min_p, typical_p)
     is_left = scores > _EXCLUDED
     return ids[is_left], scores[is_left]
+
+
+def _take_top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Takes what `candidates.take_top` takes of a row, logits f32 [V], without what is excluded.
+
+    At least `count` logits reach the `count`-th largest of the largest ones of blocks. It sorts these alone.
+    """
+    size = len(logits) // (_BLOCKS * count)
+    bound = _EXCLUDED
+    if size > 1:
+        blocks = logits[: len(logits) // size * size].view(-1, size)
+        bound = blocks.amax(dim=-1).topk(count).values[-1].item()
+    ids = ((logits >= bound) & (logits > _EXCLUDED)).nonzero()[:, 0]
+    top, places = take_top(logits[None, ids], min(count, len(ids)))
+    return top[0], ids[places[0]].to(torch.int32)
 
 
 def process(logits: Tensor, row: ProcessedRow) -> Tensor:

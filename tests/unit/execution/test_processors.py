@@ -239,3 +239,19 @@ def test_rows_that_are_no_numbers_stay_invalid() -> None:
     drawn = processors.sample_on_host(logits, params, draw_keys(3), [row], 0)
     assert drawn.tolist() == [0, INVALID_ROW, 0]
     assert logits[1, 7].isnan()
+
+
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3, 40])
+def test_tokens_of_large_vocabularies_are_those_of_executables(top_k: int, top_p: float) -> None:
+    """With many logits that are equal, some of them excluded, and rows that leave fewer tokens than top_k."""
+    generator, num_rows, vocab_size = torch.Generator().manual_seed(8), 30, 3001
+    logits = (torch.randn(num_rows, vocab_size, generator=generator) * 4).round() / 2
+    logits[::3, :1500] = float("-inf")
+    logits[::5, 7:] = float("-inf")
+    logits[::5, :7] = 1.0
+    params = torch.tensor([[top_k, top_p, 0.7]]).expand(num_rows, -1)
+    keys = draw_keys(num_rows)
+    expected = sampling.sample(logits, params, keys, 64)
+    assert processors.sample_on_host(logits, params, keys, (), 64).equal(expected)
+    assert len(expected.unique()) > 10
