@@ -110,8 +110,8 @@ async def test_what_is_wrong_is_named(
 
 
 async def test_a_bundle_without_constraints_has_no_choices(served: Runtime) -> None:
-    await served.deploy(**BUNDLE)
+    await served.deploy(**BUNDLE, flags=("noise_keys", "sampling_params", "tokens"))
     refusal = await refused(
         served.generation.Generate(ask(REQUIRED)), "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "tool_choice"
     )
-    assert "on_device_sampling_config" in refusal.fields["tool_choice"]
+    assert "neuron_config.logit_processors" in refusal.fields["tool_choice"]
