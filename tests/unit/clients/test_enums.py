@@ -15,7 +15,7 @@ def test_names_are_lower_case_without_prefix() -> None:
 
 
 def test_names_are_what_users_write() -> None:
-    assert enum_names(InFlightPolicy.DESCRIPTOR) == ["wait", "abort", "refuse", "continue"]
+    assert enum_names(InFlightPolicy.DESCRIPTOR) == ["wait", "abort", "refuse", "continue", "finish_on_old"]
     assert enum_names(Target.Kind.DESCRIPTOR) == ["cpu", "inf2", "trn1", "trn2", "trn3"]
     assert enum_number(OptimizationLevel.DESCRIPTOR, "o0") == OptimizationLevel.OPTIMIZATION_LEVEL_O0
     assert enum_number(InFlightPolicy.DESCRIPTOR, None) == 0, "the server's default"

@@ -31,7 +31,8 @@ class Logits:
     weights_bytes: int = 0
     state_bytes: int = 0
 
-    def run(self, _tag: str, _inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, _tag: str, _inputs: Mapping[str, Tensor], *, with_old: bool) -> dict[str, Tensor]:
+        assert not with_old
         return {"logits": self.logits}
 
 

@@ -13,7 +13,7 @@ from bundle.manifest import Serving
 from runtime_svc.engine.config import ChunkLimits, EngineConfig
 from tests.bundles.manifests import DYNAMIC
 from tests.ranks.engines import BLOCKS, EngineHarness, StartEngine, collect, is_async, start_engine, tokens_of
-from tests.ranks.fakes import expected_tokens
+from tests.ranks.fakes import VOCAB_SIZE, expected_tokens
 
 __all__ = ["is_async", "start_engine"]
 
@@ -84,14 +84,18 @@ async def test_sequences_of_a_call_count_their_own_tokens(start_engine: StartEng
     assert counted == {tuple(own) for tokens in drawn for own in list_counted([5, 6, 7], [*tokens])}
 
 
+def list_allowed(mask: bytes) -> list[int]:
+    return [one for one in range(VOCAB_SIZE) if mask[one // 8] >> one % 8 & 1]
+
+
 async def test_rows_that_count_no_tokens_are_called_ahead(start_engine: StartEngine, is_async: bool) -> None:
     """A step that is called ahead knows how many tokens came before, not which one was the last."""
     harness = await start_engine(**BLOCKS)
     sampling = {"forced_token_ids": (5, 6, 7), "min_new_tokens": 5}
     await collect(harness.submit([5, 6, 7], max_new_tokens=8, sampling=sampling, stop_token_ids={9}))
     rows = [row for step in harness.ranks.steps for row in step.processed]
-    assert [row.forced for row in rows] == [5, 6, 7, None, None, None, None, None]
-    assert [row.ends for row in rows] == [(9,)] * 5 + [()] * 3
+    allowed = [None if row.mask is None else list_allowed(row.mask) for row in rows]
+    assert allowed == [[5], [6], [7], *[[one for one in range(VOCAB_SIZE) if one != 9]] * 2, None, None, None]
     assert any(step.depends_on_previous for step in harness.ranks.steps) is is_async
 
 

@@ -131,7 +131,7 @@ def test_parameters_of_processors_arrive_under_their_names() -> None:
     call = call_from_pb(pb.GenerateRequest(tokenized=PROMPT, sampling_params=params), request_id="r")
     assert call.sampling == penalties | {"logit_bias": {5: -100}, "min_new_tokens": 3}
     with pytest.raises(FeatureNotServed) as caught:
-        check_call(call, Capabilities.from_manifest(make_manifest()))
+        check_call(call, Capabilities.from_manifest(make_manifest(flags=("noise_keys", "sampling_params", "tokens"))))
     names = [*penalties, "logit_bias", "min_tokens"]
     assert {one.field for one in rename_fields(caught.value).violations} == {f"{PARAMS}{name}" for name in names}
 
