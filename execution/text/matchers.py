@@ -98,9 +98,8 @@ class Matchers:
                 grammar = follower.grammar.result()
                 if not tokens:
                     return NextTokens("KNOWN", self._find_first(grammar))
-                is_stripped = self._vocabulary.strips(tokens[0]) and grammar.stripped is not None
-                begin = grammar.stripped if is_stripped and grammar.stripped is not None else grammar.plain
-                follower.matcher = begin.deep_copy()
+                stripped = grammar.stripped if self._vocabulary.strips(tokens[0]) else None
+                follower.matcher = (grammar.plain if stripped is None else stripped).deep_copy()
             follower.num_tokens += len(tokens)
             # An error is a state of the object, and so of its next mask.
             follower.matcher.consume_tokens(tokens)
@@ -158,10 +157,8 @@ class Matchers:
         while True:
             mask = self._mask(matcher)
             # A mask of a single token is a power of two.
-            if not mask or mask & (mask - 1) or len(forced) >= MAX_FORCED:
-                return forced, mask
             only = mask.bit_length() - 1
-            if only >= self._vocab_size:
+            if not mask or mask & (mask - 1) or only >= self._vocab_size or len(forced) >= MAX_FORCED:
                 return forced, mask
             if only in self._eos:
                 return [*forced, only], mask
