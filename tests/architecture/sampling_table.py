@@ -28,6 +28,10 @@ Of what is left, the token is drawn whose log probability plus noise is the larg
 the token's position in its sequence, prompt included, and its id: so the draw is the same on the host and on devices,
 alone and in a batch, and after a restart. Greedy tokens have none.
 
+On cpu at `-O1` logits have the same bits whatever shares the batch, as long as a step has fewer than 128 live tokens
+and half of a head fills vectors of the processor, which have 8 or 16 numbers. Elsewhere a seed may give another token
+where two are as good as equal.
+
 | what counts | Kiln and transformers | vLLM |
 |---|---|---|
 | tokens of `repetition_penalty` | prompt and output; of a prompt that was cut, what is left | prompt and output |

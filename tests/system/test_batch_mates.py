@@ -1,4 +1,8 @@
-"""A seed gives one text but for near ties, whatever shares the batch: over the wire, alone and beside others."""
+"""A seed gives one text, whatever shares the batch: over the wire, alone and beside others.
+
+At -O1 logits have the same bits, as long as one executable computes prompts and another one their tokens, of at most
+127 live tokens a step. Otherwise texts part at near ties only.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,13 @@ from torch import Tensor
 
 from execution.noise import make_noise
 from runtime_svc.engine.scheduler.plan import make_noise_keys
-from tests.parity.reference import draw_prompt, write_checkpoint
+from tests.checkpoints.tiny_models import write_tiny_model
+from tests.parity.geometries import GEOMETRIES
+from tests.parity.reference import draw_prompt
 from tests.servers.stack import Stack, token_request
 
+#: As in `tests/service/compiler_svc/lower/test_row_bits.py`, half of a head fills vectors of the processor.
+GEOMETRY: Final = GEOMETRIES["gqa4-tied-llama3"] | {"head_dim": 32}
 NUM_ROWS: Final = 16
 COUNT: Final = 32
 MAX_PROMPT_TOKENS: Final = 48
@@ -63,12 +71,13 @@ class Answer:
     [(0, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 1), (1, 2)))],
 )
 @pytest.mark.timeout(900)
-def test_a_seed_gives_one_text_but_for_near_ties(
+def test_a_seed_gives_one_text(
     stack: Stack, level: int, tp_degree: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Mates have prompts of other lengths, and every other one has a penalty."""
     name = f"mates-o{level}-tp{tp_degree}"
-    model = write_checkpoint(stack.new_model(name), "gqa4-tied-llama3").path
+    model = stack.new_model(name)
+    write_tiny_model(model, GEOMETRY)
     config = CONFIG | SHAPES[level] | {"tp_degree": tp_degree}
     stack.compile(name, model, {"neuron_config": config}, level=level)
     requests = [token_request(name, prompt, COUNT, temperature=1.0, top_k=0, seed=SEED) for prompt in PROMPTS]
@@ -89,6 +98,8 @@ def test_a_seed_gives_one_text_but_for_near_ties(
         with ThreadPoolExecutor(NUM_ROWS) as pool:
             together = list(pool.map(lambda _: Answer.ask(stub, requests[-1]), range(NUM_ROWS)))
         others += [(alone[-1], answer, PROMPTS[-1]) for answer in together]
+    if level:
+        assert all(one.logits.equal(other.logits) for one, other, _ in others)
     ends = [find_near_tie(one, other, len(prompt)) for one, other, prompt in others]
     record_property("texts that went on otherwise behind a near tie", sum(ends))
 
