@@ -55,6 +55,8 @@ class Step(msgspec.Struct, frozen=True):
             this one takes.
         processed: Rows whose logits are changed before their tokens are picked. Their ranks pick these tokens, from the
             logits that the executable leaves, also if it has picked some.
+        left: Rows that get no token in this step. A call of the ranks picks it before the next one, by a mask that is
+            found while the step runs. As `processed`, it needs logits that the executable leaves.
         reported: Names of the outputs to return of those that say something of prompts; the executable has them.
         with_old: Compute with the weights that the last swap kept.
     """
@@ -65,6 +67,7 @@ class Step(msgspec.Struct, frozen=True):
     return_logits: bool = False
     depends_on_previous: bool = False
     processed: tuple[ProcessedRow, ...] = ()
+    left: tuple[int, ...] = ()
     reported: tuple[str, ...] = ()
     with_old: bool = False
 

@@ -107,6 +107,8 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
     top_logprobs: int | None
     return_logits: bool
     processed: tuple[ProcessedRow, ...] = ()
+    #: Rows whose tokens `PickTokens` picks; they have none until then.
+    left: tuple[int, ...] = ()
     reported: tuple[str, ...] = ()
     with_old: bool = False
 
@@ -120,9 +122,16 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
             top_logprobs=step.top_logprobs,
             return_logits=step.return_logits,
             processed=step.processed,
+            left=step.left,
             reported=step.reported,
             with_old=step.with_old,
         )
+
+
+class PickTokens(_Message, frozen=True, kw_only=True):
+    """Pick tokens that the newest step has left. The answer is `Done`; the results are where the step's are."""
+
+    processed: tuple[ProcessedRow, ...]
 
 
 class StageWeights(_Message, frozen=True, kw_only=True):
@@ -187,7 +196,7 @@ class Zeroed(_Message, frozen=True, kw_only=True):
     size_bytes: int
 
 
-Call = Load | WarmUp | RunStep | StageWeights | SwapWeights | DiscardStaged | WriteEntry | ZeroState
+Call = Load | WarmUp | RunStep | PickTokens | StageWeights | SwapWeights | DiscardStaged | WriteEntry | ZeroState
 Answer = Done | Loaded | Stepped | Swapped | Zeroed
 
 decode_launch = msgspec.msgpack.Decoder(Launch).decode

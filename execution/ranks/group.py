@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from itertools import count
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -23,8 +22,7 @@ from execution.ranks.control import (
     DiscardStaged,
     Done,
     Launch,
-    Load,
-    Loaded,
+    PickTokens,
     RunStep,
     StageWeights,
     Stepped,
@@ -41,7 +39,7 @@ from execution.ranks.forkservers import OpenForkserver, RankForkservers
 from execution.ranks.handle import LoadProgress, RankHandle
 from execution.ranks.step_memory import NUM_SETS, StepMemory
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S, RankWatchdog
-from execution.step import Step, StepResult
+from execution.step import ProcessedRow, Step, StepResult
 from execution.visible_cores import number_on_host
 from targets.registry import find_format
 
@@ -113,6 +111,7 @@ class RankGroup:
         # it hold it together.
         self._turn = asyncio.Lock()
         self._steps: deque[_StepUnderWay] = deque()
+        self._newest: _StepUnderWay | None = None
         self._next_set = 0
         self._has_failed_step = False
         self._calls: set[asyncio.Task[Any]] = set()
@@ -169,19 +168,9 @@ class RankGroup:
 
     async def load(self, progress: Callable[[LoadProgress], None] | None = None) -> None:
         """Maps weights, loads every executable, allocates zeroed state. If this fails, the group is closed."""
-
-        async def load_rank(number: int, rank: RankHandle) -> Loaded:
-            done = count(1)
-
-            def report(part: str) -> None:
-                if progress is not None:
-                    progress(LoadProgress(number, next(done), self._num_parts, part))
-
-            return await rank.ask(Load(), Loaded, report)
-
         try:
             # The first failure ends the load: the other ranks may still have much to read.
-            loaded = await asyncio.gather(*(load_rank(number, rank) for number, rank in enumerate(self._ranks)))
+            loaded = await asyncio.gather(*(rank.load(self._num_parts, progress) for rank in self._ranks))
         except BaseException:
             await self.close()
             raise
@@ -192,11 +181,7 @@ class RankGroup:
     async def warm_up(self) -> None:
         """Touches the whole KV cache and runs every executable once, on the scratch slot: no request waits for it."""
         async with self._turn:
-            try:
-                await self._call_all(WarmUp(), Done)
-            except KilnError:
-                self._reset_collectives()
-                raise
+            await self._call_together(WarmUp())
 
     async def run(self, step: Step) -> StepResult:
         """Runs one executable once on every rank. Raises the errors of `begin` and of its future."""
@@ -230,11 +215,24 @@ class RankGroup:
         self._next_set = (memory_set + 1) % NUM_SETS
         under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
         self._steps.append(under_way)
+        self._newest = under_way
         call = RunStep.of(step, memory_set)
         on_answer = partial(self._take_answer, under_way)
         for rank in self._ranks:
             rank.begin(call, on_answer)
         return under_way.result
+
+    @_seen_through
+    async def pick(self, processed: Sequence[ProcessedRow]) -> StepResult:
+        """Picks tokens that the newest step has left, before the next one; returns the step's result with them.
+
+        Rows that are not `processed` still have no token.
+        """
+        async with self._turn:
+            newest = self._newest
+            assert newest is not None, "it has left rows"
+            await self._call_together(PickTokens(processed=tuple(processed)))
+            return self._memory.read_result(newest.step, newest.memory_set, newest.result.result().duration_s)
 
     @_seen_through
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
@@ -357,6 +355,13 @@ class RankGroup:
         paths = [None if paths_by_rank is None else str(paths_by_rank[rank.rank]) for rank in self._ranks]
         calls = [WriteEntry(weight_set=weight_set, index=index, path=one, only_check=only_check) for one in paths]
         return [rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)]
+
+    async def _call_together(self, call: Call) -> None:
+        try:
+            await self._call_all(call, Done)
+        except KilnError:
+            self._reset_collectives()
+            raise
 
     async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
         return await self._gather([rank.ask(call, answer_type) for rank in self._ranks])

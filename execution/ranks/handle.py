@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import IO, Final
 
 from bundle.errors import KilnError
@@ -17,7 +18,7 @@ from execution.errors import RankDied, RankLost
 from execution.forkserver.client import STDERR_FD, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.forkserver.worker import Worker
-from execution.ranks.control import Done, Launch, decode_answer
+from execution.ranks.control import Done, Launch, Load, Loaded, decode_answer
 
 LogSink = Callable[[int, str], None]
 
@@ -114,6 +115,16 @@ class RankHandle(Worker):
     async def launch(self) -> None:
         """Waits until the process accepts calls."""
         await self.ask(self._launch, Done)
+
+    async def load(self, num_parts: int, progress: Callable[[LoadProgress], None] | None) -> Loaded:
+        """Loads what it executes, and reports each of so many parts."""
+        done = count(1)
+
+        def report(part: str) -> None:
+            if progress is not None:
+                progress(LoadProgress(self.rank, next(done), num_parts, part))
+
+        return await self.ask(Load(), Loaded, report)
 
     def _explain(self) -> KilnError:
         codes = (self.process.exit_code, self.process.forkserver_exit_code, -signal.SIGKILL)

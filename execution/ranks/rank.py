@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bundle.abi.inputs import read_sampling_params
-from bundle.abi.outputs import IDLE_TOKEN
+from bundle.abi.outputs import IDLE_TOKEN, NO_TOKEN
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
@@ -30,6 +30,7 @@ from execution.ranks.control import (
     Launch,
     Load,
     Loaded,
+    PickTokens,
     RunStep,
     StageWeights,
     Stepped,
@@ -59,6 +60,14 @@ class _StepViews:
     reported: dict[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class _LeftRows:
+    """What the newest step has left to pick tokens from."""
+
+    call: RunStep
+    outputs: Mapping[str, Tensor]
+
+
 class Rank:
     """Carries out the parent's calls, one at a time."""
 
@@ -78,6 +87,7 @@ class Rank:
         self._loaded: Executor | None = None
         # The previous step's tokens, for a step that depends on it; None if it failed or left picking to the host.
         self._tokens: Tensor | None = None
+        self._left: _LeftRows | None = None
         # A row of what decides between tokens, where it is compiled in and no input.
         params = torch.tensor([read_sampling_params(self._manifest.sampling)])
         self._compiled_in = {"sampling_params": params, self._manifest.sampling.chance: torch.full((1, 1), 0.5)}
@@ -89,6 +99,8 @@ class Rank:
                 return self._load(on_loaded)
             case RunStep():
                 return self._run_step(call)
+            case PickTokens(processed=processed):
+                self._pick_left(processed)
             case WarmUp():
                 self._warm_up()
             case StageWeights(path=path):
@@ -133,7 +145,7 @@ class Rank:
     @torch.no_grad()
     def _run_step(self, call: RunStep) -> Stepped:
         started = time.perf_counter()
-        previous_tokens, self._tokens = self._tokens, None
+        previous_tokens, self._tokens, self._left = self._tokens, None, None
         views = self._views[call.memory_set][call.tag]
         inputs = {spec.name: views.inputs[spec.name] for spec in self._executables[call.tag].inputs}
         with self._failing_together(call.tag):
@@ -143,36 +155,56 @@ class Rank:
                 # An invalid row computes any token in vain, until the engine knows.
                 inputs["input_ids"] = previous_tokens.clamp(min=0).view(inputs["input_ids"].shape)
             outputs = self._executor.run(call.tag, inputs, with_old=call.with_old)
-            if call.processed and "tokens" in outputs:
-                self._pick_again(outputs, inputs, call.processed)
+            if "tokens" in outputs and call.processed:
+                # All ranks do so, from equal logits: each takes its own tokens for a step that depends on this one.
+                rows = [row.row for row in call.processed]
+                outputs["tokens"][rows] = self._pick(outputs, views.inputs, rows, call.processed)
         for name, view in views.internal.items():
             view[self._launch.rank].copy_(outputs[name])
         # All other outputs are the same on all ranks.
         if self._launch.rank == 0:
             self._write_result(call, outputs, views)
         self._tokens = outputs.get("tokens")
+        if call.left:
+            self._tokens, self._left = None, _LeftRows(call, outputs)
         return Stepped(duration_s=time.perf_counter() - started)
 
     def _write_result(self, call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:
-        # What is made of logits here is made of those of live rows, which are the first ones.
-        live_rows = views.inputs.get("live_rows")
-        num_live = len(views.tokens) if live_rows is None else int(live_rows)
         if "tokens" in outputs:
             views.tokens.copy_(outputs["tokens"])
         else:
+            num_live = _count_live(views)
             views.tokens[num_live:] = IDLE_TOKEN
-            live = slice(num_live)
-            views.tokens[live] = self._sample(outputs["logits"][live], live, views.inputs, call.processed)
-        if call.top_logprobs is not None:
-            tokens = views.tokens[:num_live]
-            picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
-            views.logprobs[:num_live] = picked
-            views.top_ids[:num_live, ..., : call.top_logprobs] = top_ids
-            views.top_logprobs[:num_live, ..., : call.top_logprobs] = top
+            rows = [row for row in range(num_live) if row not in call.left]
+            if rows:
+                views.tokens[rows] = self._pick(outputs, views.inputs, rows, call.processed)
+        views.tokens[list(call.left)] = NO_TOKEN
+        self._write_logprobs(call, outputs, views)
         for name in call.reported:
             views.reported[name].copy_(outputs[name])
         if call.return_logits and views.logits is not None:
             views.logits.copy_(outputs["logits"])
+
+    @staticmethod
+    def _write_logprobs(call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:
+        if call.top_logprobs is not None:
+            live = slice(_count_live(views))
+            found = pick_logprobs(outputs["logits"][live], views.tokens[live], call.top_logprobs)
+            views.logprobs[live] = found[0]
+            views.top_ids[live, ..., : call.top_logprobs] = found[1]
+            views.top_logprobs[live, ..., : call.top_logprobs] = found[2]
+
+    @torch.no_grad()
+    def _pick_left(self, processed: Sequence[ProcessedRow]) -> None:
+        left = self._left
+        assert left is not None, "the newest step has left rows"
+        call, outputs = left.call, left.outputs
+        views, rows = self._views[call.memory_set][call.tag], [row.row for row in processed]
+        with self._failing_together(call.tag):
+            picked = self._pick(outputs, views.inputs, rows, processed)
+        if self._launch.rank == 0:
+            views.tokens[rows] = picked
+            self._write_logprobs(call, outputs, views)
 
     @contextmanager
     def _failing_together(self, tag: str) -> Iterator[None]:
@@ -187,16 +219,25 @@ class Rank:
             self._communicator.abort()
             raise
 
-    def _pick_again(
-        self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor], processed: Sequence[ProcessedRow]
-    ) -> None:
-        """Replaces the tokens of rows with processors by those that it picks from their logits.
+    def _pick(
+        self,
+        outputs: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        rows: list[int],
+        processed: Sequence[ProcessedRow],
+    ) -> Tensor:
+        """Picks the tokens of some rows from the logits that the executable has left, int32 [N].
 
-        All ranks do so, from equal logits: each takes its own tokens for a step that depends on this one.
+        `inputs` are those of the step, of which sampling takes some; `processed` describes some of the rows.
         """
-        rows = [row.row for row in processed]
-        own = [msgspec.structs.replace(row, row=number) for number, row in enumerate(processed)]
-        outputs["tokens"][rows] = self._sample(self._find_logits(outputs, rows), rows, inputs, own)
+        places = {row: place for place, row in enumerate(rows)}
+        own = [msgspec.structs.replace(row, row=places[row.row]) for row in processed]
+        logits = self._find_logits(outputs, rows)
+        params, chance = (
+            inputs[name][rows] if name in inputs else compiled_in.expand(len(rows), -1)
+            for name, compiled_in in self._compiled_in.items()
+        )
+        return sample_on_host(logits, params, chance, own, self._manifest.sampling.global_topk)
 
     def _find_logits(self, outputs: Mapping[str, Tensor], rows: list[int]) -> Tensor:
         """The logits of some rows, f32 [N, vocab_size]. If each rank has a part, ranks exchange those of the rows."""
@@ -206,19 +247,11 @@ class Rank:
         whole = part if self._communicator is None else self._communicator.all_gather(part)
         return whole[:, : self._manifest.tokens.vocab_size].float()
 
-    def _sample(
-        self,
-        logits: Tensor,
-        rows: slice | list[int],
-        inputs: Mapping[str, Tensor],
-        processed: Sequence[ProcessedRow],
-    ) -> Tensor:
-        """Picks a token for each of some rows by their logits, [N, vocab_size]; int32 [N]."""
-        params, chance = (
-            inputs[name][rows] if name in inputs else compiled_in.expand(len(logits), -1)
-            for name, compiled_in in self._compiled_in.items()
-        )
-        return sample_on_host(logits, params, chance, processed, self._manifest.sampling.global_topk)
+
+def _count_live(views: _StepViews) -> int:
+    """Counts the rows of which logits have been made: the first ones."""
+    live_rows = views.inputs.get("live_rows")
+    return len(views.tokens) if live_rows is None else int(live_rows)
 
 
 def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:

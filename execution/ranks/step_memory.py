@@ -148,9 +148,10 @@ class StepMemory:
         if unknown := set(step.reported) - regions.reported.keys():
             accepted = ", ".join(regions.reported) or "none: the executable says nothing of prompts"
             raise StepInvalid(step.tag, FieldViolation("reported", ", ".join(sorted(unknown)), accepted))
-        if step.processed and step.tag not in self._leaving_logits:
-            accepted = "none: the executable leaves no logits"
-            raise StepInvalid(step.tag, FieldViolation("processed", f"{len(step.processed)} rows", accepted))
+        for name, rows in (("processed", step.processed), ("left", step.left)):
+            if rows and step.tag not in self._leaving_logits:
+                accepted = "none: the executable leaves no logits"
+                raise StepInvalid(step.tag, FieldViolation(name, f"{len(rows)} rows", accepted))
         if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
             accepted = f"0 to {self._max_top_logprobs}"
             raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))

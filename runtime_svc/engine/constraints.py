@@ -15,8 +15,12 @@ from runtime_svc.engine.scheduler.plan import RowTokens
 #: found, or is to be asked for again.
 Follow = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
 
-#: How long a step waits for masks. Requests whose masks take longer miss it, so that they hold up no others.
+#: How long a step waits for masks, or its tokens behind it. Requests whose masks take longer miss it, so that they hold
+#: up no others.
 PATIENCE_S: Final = 0.003
+#: So many masks are there before a step could be called, and with them the tokens that are forced, which save steps.
+#: More are found while the step runs.
+_FEW: Final = 4
 #: When masks that took longer are asked for again.
 _RETRY_S: Final = 0.005
 
@@ -24,13 +28,17 @@ _RETRY_S: Final = 0.005
 class ConstrainedRequests:
     """Keeps the masks of running requests; those whose mask is missing stand still."""
 
-    def __init__(self, *, wake: Callable[[], None], end: Callable[[Request, Finish], object]) -> None:
-        """Calls `wake` when masks have come, and `end` for a sequence whose masks cannot be found."""
+    def __init__(self, *, wake: Callable[[], None], end: Callable[[Request, Finish], object], picks_late: bool) -> None:
+        """Calls `wake` when masks have come, and `end` for a sequence whose masks cannot be found.
+
+        `picks_late` tells whether a step may leave rows whose masks have not come.
+        """
         #: Finds masks, and hears of outputs that have ended. A deployment that serves constraints sets both.
         self.follow: Follow | None = None
         self.on_end: Callable[[Any], None] = lambda _: None
         self._wake = wake
         self._end = end
+        self._picks_late = picks_late
         #: Those that have not ended.
         self.running: set[Request] = set()
         self._asking: set[asyncio.Task[None]] = set()
@@ -46,6 +54,7 @@ class ConstrainedRequests:
                 del constrained.forced[: len(new.token_ids)]
             else:
                 constrained.mask = None
+                new.request.is_awaited = self._picks_late
                 following.append(new.request)
         if following:
             self._ask(following)
@@ -57,7 +66,18 @@ class ConstrainedRequests:
             self.on_end(request.constrained)
 
     async def wait(self) -> None:
-        """Waits for masks that were asked for, but not for long."""
+        """Waits before a step for masks that were asked for, but not for long, nor if the step can leave many rows."""
+        if not self._picks_late or sum(one.lacks_mask for one in self.running) <= _FEW:
+            await self._wait()
+
+    async def wait_behind(self, rows: Sequence[Request]) -> None:
+        """Waits behind a step that has left rows for their masks. Those that do not come soon, no step awaits."""
+        if any(one.lacks_mask for one in rows):
+            await self._wait()
+        for one in rows:
+            one.is_awaited = False
+
+    async def _wait(self) -> None:
         if self._asking:
             await asyncio.wait(self._asking, timeout=PATIENCE_S)
 

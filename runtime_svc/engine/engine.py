@@ -53,6 +53,7 @@ class EngineState(enum.Enum):
 class _RunningStep(NamedTuple):
     plan: StepPlan
     result: Awaitable[StepResult]
+    left: Sequence[int]
 
 
 class Engine:
@@ -77,7 +78,8 @@ class Engine:
         buckets = BucketTable.from_manifest(manifest)
         self.scheduler = make_scheduler(manifest, buckets, config.chunks)
         self.scheduler.weight_epoch = weight_epoch
-        self.requests = RequestTable(self.scheduler, config, wake=self._work.set)
+        picks_late = all(one.leaves_logits for one in manifest.executables)
+        self.requests = RequestTable(self.scheduler, config, wake=self._work.set, picks_late=picks_late)
         # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
         self._is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
         # The step whose result the loop waits for, and the one that has been called behind it.
@@ -212,6 +214,8 @@ class Engine:
             if plan is not None:
                 self._behind = await self._begin(plan)
         result = await running.result
+        if running.left:
+            result = await self._pick_left(running) or result
         self._running = None
         self.num_steps += 1
         self.scheduler.policy.chunk_size.observe(running.plan, result.duration_s)
@@ -265,7 +269,14 @@ class Engine:
         step = self._builder.build(plan, with_old=self.scheduler.uses_old(plan.rows[0].request))
         if self.requests.num_captures:
             self._captures.record(step, plan.list_captured())
-        return _RunningStep(plan, await self.ranks.begin(step))
+        return _RunningStep(plan, await self.ranks.begin(step), step.left)
+
+    async def _pick_left(self, step: _RunningStep) -> StepResult | None:
+        """Has the ranks pick tokens that a step has left, of rows whose masks have come; None if none has."""
+        left = [row for row in step.plan.rows if row.row in step.left and row.request.finish is None]
+        await self.requests.constraints.wait_behind([row.request for row in left])
+        found = [row for row in left if not row.request.lacks_mask and row.request.finish is None]
+        return await self.ranks.pick(self._builder.describe(found)) if found else None
 
     async def _reset(self, policy: InFlightPolicy, forget: Callable[[], Sequence[int]] | None = None) -> ResetReceipt:
         """Zeroes the KV cache between two steps: what `forget` returns, which frees it, or else all."""

@@ -13,7 +13,7 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.host.shortage import lasting_delays, naming_shortages
 from execution.errors import RankLost
-from execution.step import Step, StepResult
+from execution.step import ProcessedRow, Step, StepResult
 
 #: Seconds before each launch; if the last one fails, the engine fails.
 RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
@@ -44,6 +44,9 @@ class Ranks(Protocol):
 
         The previous step must have ended, unless this one depends on it.
         """
+
+    async def pick(self, processed: Sequence[ProcessedRow]) -> StepResult:
+        """Picks tokens of rows that the newest step, which has ended, has left; returns its result with them."""
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use; steps may run meanwhile."""

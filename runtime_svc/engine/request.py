@@ -229,6 +229,8 @@ class Request:
     session: Session | None = None
     #: What its text must match, if it must; it stands still while its next mask is being found.
     constrained: AllowedTokens | None = None
+    #: Whether its mask may come while a step computes it, which then leaves its token to be picked.
+    is_awaited: bool = False
     #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
@@ -279,7 +281,12 @@ class Request:
     @property
     def stands_still(self) -> bool:
         """Whether no step may compute it now."""
-        return self.is_paused or (self.constrained is not None and self.constrained.mask is None)
+        return self.is_paused or (self.lacks_mask and not self.is_awaited)
+
+    @property
+    def lacks_mask(self) -> bool:
+        """Whether the tokens that its constraint allows next are being found."""
+        return self.constrained is not None and self.constrained.mask is None
 
     @property
     def known_tokens(self) -> Sequence[int]:

@@ -56,8 +56,13 @@ class RequestTable:
     cause that ends a request wins: `Request.claim_finish` decides, and only the winner writes the terminal event.
     """
 
-    def __init__(self, scheduler: Scheduler, config: EngineConfig, *, wake: Callable[[], None]) -> None:
-        """Starts empty; calls `wake` when there may be something to schedule."""
+    def __init__(
+        self, scheduler: Scheduler, config: EngineConfig, *, wake: Callable[[], None], picks_late: bool = False
+    ) -> None:
+        """Starts empty; calls `wake` when there may be something to schedule.
+
+        `picks_late` tells whether ranks can pick tokens behind a step.
+        """
         self._scheduler = scheduler
         self._stream_capacity = config.stream_capacity
         self._wake = wake
@@ -70,7 +75,7 @@ class RequestTable:
         #: What requests continue.
         self.sessions = SessionTable(scheduler.kv, config.session_limits, now=self._loop.time)
         #: Those whose output must match something.
-        self.constraints = ConstrainedRequests(wake=wake, end=self.end_sequence)
+        self.constraints = ConstrainedRequests(wake=wake, end=self.end_sequence, picks_late=picks_late)
         #: The prompts that may have cost ranks.
         self.suspects = SuspectPrompts()
         self._became_empty = asyncio.Event()

@@ -24,7 +24,7 @@ import msgspec
 from bundle.abi.inputs import ADAPTERS, COMPUTED_CONTEXT, LEFT_PADDED
 from bundle.manifest import ADAPTER_WEIGHTS, Executable, Manifest, Target, WeightSet, WeightShard
 from execution.errors import RankDied, RankLost, WeightsInvalid
-from execution.step import Step, StepResult
+from execution.step import ProcessedRow, Step, StepResult
 from runtime_svc.engine.scheduler.plan import make_noise_keys
 from tests.bundles import manifests
 from tests.bundles.manifests import DIGEST, DYNAMIC_FLAGS, with_mutable_set
@@ -129,6 +129,10 @@ class FakeRanks:
         self.is_closed = False
         self.num_under_way = 0
         self._last_begun: asyncio.Future[StepResult] | None = None
+        # What each row of the newest step gives, and that step's result, in which rows that it left have no token.
+        self._newest: tuple[list[int], StepResult] | None = None
+        #: Rows that were picked behind their steps.
+        self.picked: list[list[int]] = []
         self.is_warm = False
         self.weights_bytes = 1000
         self.state_bytes = STATE_BYTES
@@ -183,8 +187,9 @@ class FakeRanks:
         tokens = [self._compute(step, executable, row) for row in range(executable.batch_size)]
         count = step.top_logprobs
         reported = {name: self._report(step, executable, name) for name in step.reported}
-        return StepResult(
-            tokens=[[] if row in self.invalid_rows else [token] for row, token in enumerate(tokens)],
+        silent = {*self.invalid_rows, *step.left}
+        result = StepResult(
+            tokens=[[] if row in silent else [token] for row, token in enumerate(tokens)],
             logprobs=None if count is None else [[-token / 10] for token in tokens],
             top_ids=None if count is None else [[[(token + i) % VOCAB_SIZE for i in range(count)]] for token in tokens],
             top_logprobs=None if count is None else [[[-token / 10 - i for i in range(count)]] for token in tokens],
@@ -193,6 +198,20 @@ class FakeRanks:
             invalid_rows=self.invalid_rows,
             reported=reported,
         )
+        self._newest = tokens, result
+        return result
+
+    async def pick(self, processed: Sequence[ProcessedRow]) -> StepResult:
+        await self._alive(asyncio.sleep(0))
+        assert self._newest is not None
+        assert not self.is_running, "the step has not ended"
+        tokens, result = self._newest
+        given = [*result.tokens]
+        for row in processed:
+            assert not given[row.row], "the step has given it a token"
+            given[row.row] = [tokens[row.row] if row.mask is None else _find_allowed(tokens[row.row], row.mask)]
+        self.picked.append([row.row for row in processed])
+        return msgspec.structs.replace(result, tokens=given)
 
     async def load(self) -> None:
         await self._alive(self.load_gate.wait())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -104,7 +104,9 @@ class StepBuilder:
         """Inputs of one step, each row-major. Tokens that only the ranks know so far are the pad id."""
         rows = [(row, self._values.get(row.request) or self._add_values(row.request)) for row in plan.rows]
         tag = plan.executable.tag
-        processing = self._processing.get(tag)
+        left = tuple(row.row for row in plan.rows if row.samples and row.request.lacks_mask)
+        # Those that change logits take masks as inputs.
+        processing = None if left else self._processing.get(tag)
         if processing is not None and any(row.samples and values.is_processed for row, values in rows):
             tag = processing.tag
         form = self._forms[tag]
@@ -133,7 +135,7 @@ class StepBuilder:
             if row.samples and not self._is_deterministic:
                 chance = make_chance(request.sampling.seed, row.start + row.num_tokens, len(request.prompt_token_ids))
                 form.put_values(inputs, self._chance, row.row, chance)
-            if row.samples and values.is_processed:
+            if row.samples and values.is_processed and not request.lacks_mask:
                 changes, mask = values.find_changes(row, self._vocab_size)
                 if processing is None:
                     processed.append(changes.describe(row.row, mask))
@@ -150,9 +152,15 @@ class StepBuilder:
             return_logits=wants_logits,
             depends_on_previous=plan.depends_on_previous,
             processed=tuple(processed),
+            left=left,
             reported=tuple(reported),
             with_old=with_old,
         )
+
+    def describe(self, rows: Iterable[ScheduledRow]) -> list[ProcessedRow]:
+        """Describes what processors do in rows that a step has left, whose masks have come."""
+        found = [(row.row, self._values[row.request].find_changes(row, self._vocab_size)) for row in rows]
+        return [changes.describe(number, mask) for number, (changes, mask) in found]
 
     def _add_values(self, request: Request) -> _RowValues:
         values = self._values[request] = _RowValues(request)

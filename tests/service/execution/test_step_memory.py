@@ -204,17 +204,21 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("asked", [{"processed": (ProcessedRow(0, cuts=(0.5, 1.0)),)}, {"left": (0,)}])
 @pytest.mark.parametrize("flags", [("logits",), ("rank_logits",), ()])
-def test_rows_are_processed_only_where_executables_leave_logits(flags: tuple[str, ...]) -> None:
+def test_ranks_pick_tokens_only_where_executables_leave_logits(
+    flags: tuple[str, ...], asked: dict[str, tuple[Any, ...]]
+) -> None:
     manifest = make_manifest(flags=(*flags, "noise_keys", "sampling_params", "tokens"))
     memory = StepMemory(manifest)
     (executable,) = (one for one in manifest.executables if one.tag == TKG)
     inputs = StepForm(manifest, executable).make_idle()
-    step = Step(TKG, inputs, processed=(ProcessedRow(0, cuts=(0.5, 1.0)),))
+    step = Step(TKG, inputs, **asked)
     if flags:
         memory.write_inputs(step, 0)
     else:
-        with pytest.raises(StepInvalid, match="processed: got 1 rows; accepted: none: the executable leaves no logits"):
+        (name,) = asked
+        with pytest.raises(StepInvalid, match=f"{name}: got 1 rows; accepted: none: the executable leaves no logits"):
             memory.write_inputs(step, 0)
     memory.close()
 

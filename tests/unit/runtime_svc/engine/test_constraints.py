@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle, repeat
 from typing import Any
 
 import msgspec
@@ -62,6 +63,8 @@ class Follower:
 
     def __init__(self, harness: EngineHarness, num_forced: int = 0) -> None:
         self._num_forced = num_forced
+        #: Seconds that masks take, in turns.
+        self.delays_s: Iterator[float] = repeat(0.0)
         self.late: set[int] = set()
         self.stuck: set[int] = set()
         self.failing: dict[int, KilnError] = {}
@@ -71,7 +74,7 @@ class Follower:
         constraints.on_end = lambda output: self.ended.append(output.number)
 
     async def follow(self, outputs: Sequence[tuple[ConstrainedOutput, Sequence[int]]]) -> list[KilnError | None]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(next(self.delays_s))
         for output, tokens in outputs:
             assert output.mask is None, "it was asked for"
             if output.number in self.late:
@@ -208,6 +211,55 @@ async def test_a_row_whose_mask_is_late_holds_up_no_other(start_engine: StartEng
     assert not stuck.done()
     follower.stuck.clear()
     assert tokens_of(await stuck) == tokens_of_sequence(0, 8)
+
+
+@pytest.mark.parametrize("delays_s", [(0.005,), (0.0, 0.03, 0.002, 0.05)], ids=["in_time", "in_time_or_not"])
+@pytest.mark.parametrize(
+    "options",
+    [HOST, DEVICE, HOST | {"num_blocks": 16}, HOST | {"serving": Serving(prefix_caching=True)}],
+    ids=["host", "device", "preempted", "cached"],
+)
+async def test_masks_of_many_are_found_while_a_step_runs(
+    start_engine: StartEngine, options: dict[str, Any], delays_s: tuple[float, ...]
+) -> None:
+    """A row whose mask comes later computes its newest token again. Others wait for none."""
+    harness = await start_engine(**options | {"num_slots": 8})
+    harness.ranks.step_s = 0.015
+    follower = Follower(harness)
+    follower.delays_s = cycle(delays_s)
+    streams = [harness.submit([5] * 13, max_new_tokens=12, constrained=constrain(number)) for number in range(6)]
+    streams.append(harness.submit([7] * 13, max_new_tokens=12))
+    answers = [tokens_of(events) for events in await asyncio.gather(*map(collect, streams))]
+    assert answers == [*(tokens_of_sequence(number, 12) for number in range(6)), expected_tokens([7] * 13, 12)]
+    is_preempted = options.get("num_blocks") == 16
+    assert bool(harness.engine.scheduler.statistics.preemptions) == is_preempted
+    assert max(map(len, harness.ranks.picked)) > (0 if is_preempted else 4)
+
+
+@pytest.mark.parametrize("count", [None, 0, 2])
+async def test_what_is_told_of_tokens_that_are_picked_late(start_engine: StartEngine, count: int | None) -> None:
+    harness = await start_engine(**HOST | {"num_slots": 8})
+    harness.ranks.step_s = 0.01
+    Follower(harness).delays_s = repeat(0.004)
+    streams = [
+        harness.submit([5], max_new_tokens=4, top_logprobs=count, constrained=constrain(number)) for number in range(6)
+    ]
+    answers = await asyncio.gather(*map(collect, streams))
+    assert [tokens_of(events) for events in answers] == [tokens_of_sequence(number, 4) for number in range(6)]
+    told = [len(token.top_logprobs) for events in answers for token in generated_of(events)]
+    assert told == [count or 0] * 24
+    assert harness.ranks.picked
+
+
+async def test_an_engine_whose_ranks_cannot_pick_waits_for_masks(start_engine: StartEngine) -> None:
+    flags = [flag for flag in DEVICE["flags"] if flag != "logits"]
+    harness = await start_engine(**DEVICE | {"num_slots": 8, "flags": flags})
+    harness.ranks.step_s = 0.01
+    Follower(harness).delays_s = repeat(0.004)
+    streams = [harness.submit([5], max_new_tokens=6, constrained=constrain(number)) for number in range(6)]
+    answers = await asyncio.gather(*map(collect, streams))
+    assert [tokens_of(events) for events in answers] == [tokens_of_sequence(number, 6) for number in range(6)]
+    assert not harness.ranks.picked
 
 
 async def test_a_mask_that_takes_longer_is_asked_for_again(start_engine: StartEngine) -> None:
