@@ -65,6 +65,78 @@ FAMILY_CHATS: Final[dict[str, str]] = {
         {{- ', "call_id": "' + message.tool_call_id|default('') + '"}' }}
     {%- endif %}
 {%- endfor %}{{- ns.index }}""",
+    # Refuses ids that have not nine characters.
+    "mistral-small-3.2": """{{- bos_token }}{% for message in messages %}
+    {%- if message.role == "user" %}
+        {%- if tools is not none and loop.last %}{{- "[TOOLS]" + tools | tojson + "[/TOOLS]" }}{% endif %}
+        {{- "[INST]" + message.content + "[/INST]" }}
+    {%- elif message.role == "assistant" %}
+        {%- if message.get("tool_calls") %}{% for call in message.tool_calls %}
+            {%- if call.id | default("") | length != 9 %}{{- raise_exception("ids have nine characters") }}{% endif %}
+            {{- "[TOOL_CALLS]" + call.function.name + "[CALL_ID]" + call.id }}
+            {{- "[ARGS]" + call.function.arguments | tojson }}
+        {%- endfor %}{% elif message.content is string %}{{- message.content }}
+        {%- else %}{% for part in message.content %}{{- part.text }}{% endfor %}{% endif %}{{- eos_token }}
+    {%- elif message.role == "tool" %}{{- "[RESULT]" + message.tool_call_id + message.content | string }}{% endif %}
+{%- endfor %}""",
+    "devstral": """{{- bos_token }}{% for message in messages %}
+    {%- if message.role == "user" %}{{- "[INST]" + message.content + "[/INST]" }}
+    {%- elif message.role == "assistant" %}
+        {%- if message.content is string %}{{- message.content }}{% else %}{{- message.content[0].text }}{% endif %}
+        {%- if message.tool_calls is defined and message.tool_calls is not none %}{% for call in message.tool_calls %}
+            {%- set arguments = call.function.arguments %}
+            {%- if arguments is not string %}{% set arguments = arguments | tojson %}{% endif %}
+            {{- "[TOOL_CALLS]" + call.function.name + "[ARGS]" + arguments }}
+        {%- endfor %}{% endif %}{{- eos_token }}
+    {%- elif message.role == "tool" %}{{- "[RESULT]" + message.content | string + "[/RESULT]" }}{% endif %}
+{%- endfor %}""",
+    "phi-4-mini": """{% for message in messages %}
+    {%- if message.role == "tool" %}{{- "<|tool_response|>" + message.content | tojson + "<|end|>" }}
+    {%- else %}{{- "<|" + message.role + "|>" }}{% if message.content %}{{- message.content }}{% endif %}
+        {%- for call in message.tool_calls %}
+            {{- "<|tool_call|>" + call.function | tojson + "<|/tool_call|>" }}
+        {%- endfor %}{{- "<|end|>" }}
+    {%- endif %}
+{%- endfor %}{% if add_generation_prompt %}{{- "<|assistant|>" }}{% endif %}""",
+    "phi-4-mini-list": """{% for message in messages %}{{- "<|" + message.role + "|>" ~ (message.content or "") }}
+    {%- if message.tool_calls %}{{- "<|tool_call|>[" }}{% for call in message.tool_calls %}
+        {{- '{"name":"' + call.function.name + '","arguments":' + call.function.arguments | tojson + "}" }}
+        {%- if not loop.last %}{{- "," }}{% endif %}{% endfor %}{{- "]<|/tool_call|>" }}{% endif %}{{- "<|end|>" }}
+{%- endfor %}{% if add_generation_prompt %}{{- "<|assistant|>" }}{% endif %}""",
+    "granite-3": """{% for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls is defined %}
+        {%- set calls = message.tool_calls | map(attribute="function") | list | tojson(indent=4) %}
+        {{- "<|start|>assistant<|end|><|tool_call|>" + calls + "<|eot|>\\n" }}
+    {%- elif message.role == "tool" %}{{- "<|start|>tool_response<|end|>" + message.content + "<|eot|>\\n" }}
+    {%- else %}{{- "<|start|>" + message.role + "<|end|>" + message.content + "<|eot|>\\n" }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{- "<|start|>assistant<|end|>" }}{% endif %}""",
+    # Tells how to call, and writes no calls.
+    "granite-3.3": """{% if tools %}{{- "<|start|>system<|end|>Say <|tool_call|> followed by a JSON list of tools" }}
+    {{- "<|eot|>\\n<|start|>available_tools<|end|>" + tools | tojson(indent=4) + "<|eot|>\\n" }}{% endif %}
+{%- for message in messages %}{{- "<|start|>" + message.role + "<|end|>" + message.content + "<|eot|>\\n" }}
+    {%- if loop.last and add_generation_prompt %}{{- "<|start|>assistant<|end|>" }}{% endif %}
+{%- endfor %}""",
+    "command-r": """{{- bos_token }}{% for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls is defined %}{{- "<|CHATBOT|>" }}
+        {%- if message.content is defined %}{{- message.content | trim }}{% endif %}
+        {{- "\\nAction:\\n```json\\n[\\n" }}
+        {%- for call in message.tool_calls %}
+            {{- '    {\\n        "tool_name": "' + call.function.name + '",\\n        "parameters": ' }}
+            {{- call.function.arguments | tojson(indent=4) | indent(8) + "\\n    }" }}
+            {%- if not loop.last %}{{- ",\\n" }}{% endif %}
+        {%- endfor %}{{- "\\n]```\\n" }}
+    {%- elif message.role == "tool" %}{{- "<|SYSTEM|><results>" + message.content | trim + "</results>" }}
+    {%- else %}{{- "<|" + message.role + "|>" + message.content | trim + "<|END|>" }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{- "<|CHATBOT|>" }}{% endif %}""",
+    # Tells how to call, and writes no calls.
+    "smollm-3": """{% if tools %}{{- "<|im_start|>system\\n<tools>" + tools | tojson + "</tools>\\n" }}
+    {{- "return a json object with function name and arguments within <tool_call></tool_call> XML tags:" }}
+    {{- "<|im_end|>\\n" }}{% endif %}
+{%- for message in messages %}{% set content = message.content if message.content is string else "" %}
+    {%- if message.role == "assistant" %}{{- "<|im_start|>assistant\\n" + content.lstrip("\\n") + "<|im_end|>\\n" }}
+    {%- else %}{{- "<|im_start|>user\\n" + content + "<|im_end|>\\n" }}{% endif %}
+{%- endfor %}"""
+    + _OPEN,
     "qwen-2.5": """{% if tools %}<|im_start|>system
 # Tools{% for tool in tools %}{{ "\\n" }}{{ tool | tojson }}{% endfor %}<|im_end|>
 {% endif %}{% for message in messages %}

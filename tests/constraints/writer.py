@@ -62,3 +62,11 @@ class Writer:
         ids = self.tokenizer.encode(begin, add_special_tokens=False)
         tokens = self.draw(constraint, seed, max_tokens, ids)
         return None if tokens is None else self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def lets_through(self, constraint: Constraint, text: str) -> bool:
+        """Tells whether a sequence may consist of a text."""
+        tokens = [*self.tokenizer.encode(text, add_special_tokens=False), *self._ends[0]]
+        try:
+            return self.draw(constraint, 0, len(tokens), tokens) is not None
+        except AssertionError:
+            return False

@@ -73,7 +73,7 @@ async def test_a_template_that_writes_no_calls_is_named(calling: Runtime) -> Non
     for mode in (pb.ToolChoice.MODE_AUTO, pb.ToolChoice.MODE_NONE, pb.ToolChoice.MODE_REQUIRED):
         call = calling.generation.Generate(ask(pb.ToolChoice(mode=mode), template="plain"))
         refusal = await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "tool_choice")
-        assert "which are tags, list, bare_json" in refusal.fields["tool_choice"]
+        assert "which are tags, list, named" in refusal.fields["tool_choice"]
 
 
 @pytest.mark.parametrize(
