@@ -22,6 +22,7 @@ WRITTEN = {
     "Mistral 7B v0.3": f"[TOOL_CALLS] [{_JSON}]",
     "Mistral Small 3": f"[TOOL_CALLS][{_JSON}]",
     "Granite 3": f"<|tool_call|>[{_JSON}]",
+    "Phi 4 mini": f"<|tool_call|>{_JSON}<|/tool_call|>",
     "JSON alone": _JSON,
     "Llama 3.2": _LLAMA,
     "Llama 3.1 with its tag": f"<|python_tag|>{_LLAMA}",
@@ -47,6 +48,12 @@ WRITTEN = {
     ),
     "Command A": '<|START_ACTION|>[{"tool_name": "call", "parameters": {"key": "value"}}]<|END_ACTION|>',
 }
+#: What none of its parsers reads.
+UNREAD = {
+    "Mistral Small 3.2": '[TOOL_CALLS]call[CALL_ID]aB3dE6gH9[ARGS]{"key": "value"}',
+    "Devstral Small": '[TOOL_CALLS]call[ARGS]{"key": "value"}',
+    "Command R": 'Action:\n```json\n[\n    {"tool_name": "call", "parameters": {"key": "value"}}\n]```',
+}
 TOOL = {"type": "function", "function": {"name": "call", "parameters": {"type": "object"}}}
 
 
@@ -54,21 +61,24 @@ async def test_calls_are_read_as_templates_write_them(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as served:
         await served.deploy(chat_template=CHAT_TEMPLATE)
 
-        def parse_all() -> dict[str, list[Any]]:
+        def parse_all() -> tuple[dict[str, list[Any]], list[Any]]:
             with run_gateway(tmp_path, [served.address], HF_ENDPOINT="http://127.0.0.1:0") as url:
-                return {family: parse(url, text) for family, text in WRITTEN.items()}
+                read = {family: parse(url, text) for family, text in WRITTEN.items()}
+                return read, [parse(url, text, parser) for text in UNREAD.values() for _, parser in TOOL_CALL_PARSERS]
 
-        assert await asyncio.to_thread(parse_all) == {family: [("call", {"key": "value"})] for family in WRITTEN}
+        read, unread = await asyncio.to_thread(parse_all)
+        assert read == {family: [("call", {"key": "value"})] for family in WRITTEN}
+        assert not any(unread)
 
 
 def test_rows_are_those_that_families_need() -> None:
     assert {choose_tool_call_parser(text) for text in WRITTEN.values()} == {parser for _, parser in TOOL_CALL_PARSERS}
-    assert choose_tool_call_parser("<function=call>") is None
+    assert not any(map(choose_tool_call_parser, ["<function=call>", *UNREAD.values()]))
 
 
-def parse(url: str, written: str) -> list[Any]:
-    """Names and arguments of the calls that SMG's parser for a text reads in it."""
-    parser = choose_tool_call_parser(f"<|user|>?<|assistant|>{written}<|end|>")
+def parse(url: str, written: str, parser: str | None = None) -> list[Any]:
+    """Names and arguments of the calls that SMG's parser for a text, or the given one, reads in it."""
+    parser = parser or choose_tool_call_parser(f"<|user|>?<|assistant|>{written}<|end|>")
     body = {"text": written, "tool_call_parser": parser, "tools": [TOOL]}
     called = [call["function"] for call in post_json(f"{url}/parse/function_call", body)["tool_calls"]]
     return [(function["name"], json.loads(function["arguments"])) for function in called]
