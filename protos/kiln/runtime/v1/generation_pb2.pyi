@@ -176,8 +176,8 @@ class GenerateRequest(_message.Message):
     def tool_choice(self) -> Global___ToolChoice:
         """Calls of the tools in `chat.tools_json` that the output has; each call is kept to the tool's parameters. Not with
         `constraint`, `stop.ignore_eos` or `sampling.forced_token_ids`. Only where `Capabilities.constraints` is true and the
-        chat template writes calls in a form that the server knows: Hermes's, Mistral's or Llama 3's in JSON. Unset: what
-        the model writes.
+        chat template writes calls in a form that the server knows, as those of Qwen, Mistral and Llama 3 do, or tells of
+        one. Unset: what the model writes.
         """
 
     def __init__(

@@ -159,8 +159,8 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
   /**
    * Calls of the tools in `chat.tools_json` that the output has; each call is kept to the tool's parameters. Not with
    * `constraint`, `stop.ignore_eos` or `sampling.forced_token_ids`. Only where `Capabilities.constraints` is true and the
-   * chat template writes calls in a form that the server knows: Hermes's, Mistral's or Llama 3's in JSON. Unset: what
-   * the model writes.
+   * chat template writes calls in a form that the server knows, as those of Qwen, Mistral and Llama 3 do, or tells of
+   * one. Unset: what the model writes.
    *
    * @generated from field: kiln.runtime.v1.ToolChoice tool_choice = 17;
    */
