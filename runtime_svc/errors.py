@@ -61,6 +61,13 @@ class ConstraintLimitExceeded(RuntimeServiceError, code="INVALID_ARGUMENT"):
     limit: str
 
 
+class ConstraintFailed(RuntimeServiceError, code="INTERNAL"):
+    """A bug of Kiln that keeps it from finding the tokens that a constraint allows next."""
+
+    message = "the tokens that the constraint allows next cannot be found: {cause}"
+    cause: str
+
+
 class DeploymentNotFound(RuntimeServiceError, code="NOT_FOUND"):
     """An id that names no deployment."""
 

@@ -10,9 +10,11 @@ from bundle.errors import KilnError
 from edge.supervision import begin_task
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens
+from runtime_svc.errors import ConstraintFailed
 
 #: Allowed tokens, with all tokens of their sequences -> for each the error that ends it; None if the mask has been
-#: found, or is to be asked for again.
+#: found, or is to be asked for again. It raises
+#: what makes the whole call fail.
 Follow = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
 
 #: How long a step waits for masks, or its tokens behind it. Requests whose masks take longer miss it, so that they hold
@@ -85,10 +87,33 @@ class ConstrainedRequests:
         begin_task(self._find(requests), self._asking)
 
     async def _find(self, requests: Sequence[Request]) -> None:
+        try:
+            found = await self._follow(requests)
+        except KilnError as error:
+            self._fail(requests, error)
+        except Exception as error:
+            self._fail(requests, ConstraintFailed(type(error).__name__))
+            raise
+        else:
+            self._take(requests, found)
+
+    async def _follow(self, requests: Sequence[Request]) -> list[KilnError | None]:
         assert self.follow is not None, "constraints are served"
-        outputs = [(one.constrained, one.output_token_ids) for one in requests if one.constrained is not None]
+        found = await self.follow([(one.constrained, one.output_token_ids) for one in requests])
+        assert len(found) == len(requests), "there is an answer for each"
+        return found
+
+    def _fail(self, requests: Sequence[Request], error: KilnError) -> None:
+        """Ends the request of a call that failed; asks for each mask alone if the call was for several."""
+        if len(requests) == 1:
+            self._end(requests[0], Finish(FinishReason.ERROR, error=error))
+            return
+        for request in requests:
+            self._ask([request])
+
+    def _take(self, requests: Sequence[Request], errors: Sequence[KilnError | None]) -> None:
         late = []
-        for request, error in zip(requests, await self.follow(outputs), strict=True):
+        for request, error in zip(requests, errors, strict=True):
             if request.finish is not None or request.constrained is None:
                 continue
             if error is not None:

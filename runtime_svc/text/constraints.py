@@ -16,9 +16,9 @@ from bundle.errors import KilnError
 from execution.forkserver.client import ForkserverClient
 from execution.text.constraint import ConstrainedSequence, Constraint
 from execution.text.control import CompileConstraint, Compiled, Follow, Followed, Load
-from execution.text.errors import TextLimitExceeded
+from execution.text.errors import TextLimitExceeded, TextRefused
 from execution.text.handle import TextLimits, TextProcess
-from runtime_svc.errors import ConstraintLimitExceeded
+from runtime_svc.errors import ConstraintFailed, ConstraintLimitExceeded
 from runtime_svc.text.text_queue import TextQueue
 
 #: Constraints whose first mask is remembered.
@@ -106,6 +106,11 @@ class ConstraintProcesses:
         """Finds the masks of outputs, which come with all tokens of their sequences; returns the error of each.
 
         A mask stays None without an error if it takes longer than others: then the caller asks again.
+
+        Raises:
+            ConstraintLimitExceeded: The masks, or that of one output, take more time or memory than they may.
+            ConstraintFailed: The process met an error.
+            TextProcessLost: It ended twice.
         """
         # Those that end while they wait would stay in the process, which has heard of their end.
         asked = [(output, tokens) for output, tokens in outputs if not output.has_ended]
@@ -119,11 +124,11 @@ class ConstraintProcesses:
         try:
             queue = await self._follower.get()
             answer = await queue.run(None, call, Followed, _FOLLOWING)
-        except KilnError as error:
-            if len(outputs) == 1:
-                return [_explain(error)]
-            # Only the sequence that the process does not end with fails.
-            return [(await self.follow([one]))[0] for one in outputs]
+        except TextLimitExceeded as error:
+            raise ConstraintLimitExceeded("constraint", error.limit) from error
+        except TextRefused as error:
+            # The constraint has compiled, so the client is not at fault. What the process says may quote it.
+            raise ConstraintFailed("an error of the process that follows sequences") from error
         errors: list[KilnError | None] = []
         for (output, tokens), found in zip(outputs, answer.sequences, strict=True):
             output.num_sent = 0 if found.state in ("UNKNOWN", "BUILDING") else len(tokens) + len(found.forced)
@@ -175,10 +180,6 @@ class _LateQueue:
 
     async def _start(self) -> None:
         self._queue = await self._open()
-
-
-def _explain(error: KilnError) -> KilnError:
-    return ConstraintLimitExceeded("constraint", error.limit) if isinstance(error, TextLimitExceeded) else error
 
 
 def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:

@@ -51,8 +51,9 @@ class GenerationServiceStub:
     where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
     UNAVAILABLE/DEVICE_HUNG and UNAVAILABLE/DEVICE_BROKEN where ranks have cores of their own,
     UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
-    client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
-    DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
+    client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, INTERNAL/CONSTRAINT_FAILED where a
+    bug hides the tokens that a constraint allows next, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event
+    comes shortly before the call's deadline.
     """
     Embed: _grpc.UnaryUnaryMultiCallable[_generation_pb2.EmbedRequest, _generation_pb2.EmbedResponse]
     """Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
@@ -100,8 +101,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
     UNAVAILABLE/DEVICE_HUNG and UNAVAILABLE/DEVICE_BROKEN where ranks have cores of their own,
     UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
-    client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
-    DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
+    client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, INTERNAL/CONSTRAINT_FAILED where a
+    bug hides the tokens that a constraint allows next, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event
+    comes shortly before the call's deadline.
     """
     Embed: _aio.UnaryUnaryMultiCallable[_generation_pb2.EmbedRequest, _generation_pb2.EmbedResponse]  # type: ignore[assignment]
     """Turns prompts into vectors: what the model's head takes at the last token of each, or the mean over its tokens. The
@@ -152,8 +154,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
         UNAVAILABLE/DEVICE_HUNG and UNAVAILABLE/DEVICE_BROKEN where ranks have cores of their own,
         UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
-        client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
-        DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
+        client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, INTERNAL/CONSTRAINT_FAILED where a
+        bug hides the tokens that a constraint allows next, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event
+        comes shortly before the call's deadline.
         """
 
     @_abc_1.abstractmethod

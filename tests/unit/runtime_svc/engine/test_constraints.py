@@ -18,6 +18,7 @@ from execution.text.errors import TextProcessLost
 from runtime_svc.engine.config import ChunkLimits, EngineConfig
 from runtime_svc.engine.events import TokenDelta
 from runtime_svc.engine.request import FinishReason
+from runtime_svc.errors import ConstraintFailed
 from runtime_svc.text.constraints import ConstrainedOutput
 from tests.bundles.manifests import DYNAMIC
 from tests.ranks.engines import (
@@ -68,6 +69,7 @@ class Follower:
         self.late: set[int] = set()
         self.stuck: set[int] = set()
         self.failing: dict[int, KilnError] = {}
+        self.raising: dict[int, Exception] = {}
         self.ended: list[int] = []
         constraints = harness.engine.requests.constraints
         constraints.follow = self.follow
@@ -75,6 +77,9 @@ class Follower:
 
     async def follow(self, outputs: Sequence[tuple[ConstrainedOutput, Sequence[int]]]) -> list[KilnError | None]:
         await asyncio.sleep(next(self.delays_s))
+        for output, _ in outputs:
+            if output.number in self.raising:
+                raise self.raising[output.number]
         for output, tokens in outputs:
             assert output.mask is None, "it was asked for"
             if output.number in self.late:
@@ -279,6 +284,29 @@ async def test_a_sequence_whose_masks_cannot_be_found_ends_alone(start_engine: S
     assert failed[-1].payload.finish.error is LOST
     assert tokens_of(failed) == tokens_of_sequence(0, 1)
     assert tokens_of(fine) == tokens_of_sequence(1, 5)
+
+
+@pytest.mark.parametrize("error", [LOST, ZeroDivisionError("a bug")], ids=["named", "bug"])
+async def test_a_call_for_masks_that_fails_ends_the_sequence_that_it_fails_for(
+    start_engine: StartEngine, error: Exception
+) -> None:
+    harness = await start_engine(**HOST)
+    follower, reported = Follower(harness), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    follower.raising[1] = error
+    streams = [harness.submit([5], max_new_tokens=5, constrained=constrain(number)) for number in range(3)]
+    answers = await asyncio.gather(*map(collect, streams))
+    assert [tokens_of(events) for events in answers] == [tokens_of_sequence(at, 1 if at == 1 else 5) for at in range(3)]
+    finish = answers[1][-1].payload.finish
+    assert finish.reason is FinishReason.ERROR
+    assert sorted(follower.ended) == [0, 1, 2]
+    if error is LOST:
+        assert finish.error is LOST
+        assert not reported
+    else:
+        assert isinstance(finish.error, ConstraintFailed)
+        assert (finish.error.code, finish.error.cause) == ("INTERNAL", "ZeroDivisionError")
+        assert set(reported) == {error}
 
 
 async def test_tokens_that_end_are_allowed_with_the_mask_alone(start_engine: StartEngine) -> None:

@@ -1,33 +1,37 @@
-"""What the process that follows sequences is asked, and what becomes of its limits."""
+"""What the process that follows sequences is asked, and what becomes of its errors."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from bundle.errors import KilnError
 from execution.text.constraint import Constraint, NextTokens
 from execution.text.control import Follow, Followed, Load
-from execution.text.errors import TextLimitExceeded
+from execution.text.errors import TextLimitExceeded, TextRefused
 from execution.text.handle import TextLimits
-from runtime_svc.errors import ConstraintLimitExceeded
+from runtime_svc.errors import ConstraintFailed, ConstraintLimitExceeded
 from runtime_svc.text.constraints import ConstraintProcesses
 
 CONSTRAINT, MASK = Constraint(kind="regex", text="a*"), b"\1\0\0\0"
 
 
 class Process:
-    """Stands for the queue of the process; it does not end with the sequences of `hard`."""
+    """Stands for the queue of the process, which fails with the sequences of `errors`."""
 
     def __init__(self) -> None:
         self.calls: list[Follow] = []
-        self.hard: set[int] = set()
+        self.errors: dict[int, KilnError] = {}
 
     async def get(self) -> Process:
         return self
 
     async def run(self, _: None, call: Follow, *_args: object) -> Followed:
         self.calls.append(call)
-        if any(one.number in self.hard for one in call.sequences):
-            raise TextLimitExceeded("finding tokens", "2 s of processor time")
+        for one in call.sequences:
+            if one.number in self.errors:
+                raise self.errors[one.number]
         return Followed(sequences=[NextTokens("KNOWN", MASK) for _ in call.sequences])
 
 
@@ -53,11 +57,20 @@ async def test_no_mask_is_asked_for_a_sequence_that_has_ended() -> None:
     assert len(process.calls) == 1
 
 
-async def test_masks_that_take_too_long_end_their_sequence_by_name() -> None:
+async def test_masks_that_take_too_long_fail_by_name() -> None:
     processes, process = make()
     outputs = [processes.begin(CONSTRAINT, MASK) for _ in range(3)]
-    process.hard = {outputs[1].number}
-    errors = await processes.follow([(output, [5]) for output in outputs])
-    assert [type(error) for error in errors] == [type(None), ConstraintLimitExceeded, type(None)]
-    assert errors[1] is not None
-    assert errors[1].metadata["limit"] == "2 s of processor time"
+    process.errors[outputs[1].number] = TextLimitExceeded("finding tokens", "2 s of processor time")
+    with pytest.raises(ConstraintLimitExceeded) as caught:
+        await processes.follow([(output, [5]) for output in outputs])
+    assert caught.value.metadata["limit"] == "2 s of processor time"
+
+
+async def test_what_the_process_refuses_is_no_fault_of_the_client() -> None:
+    processes, process = make()
+    output = processes.begin(CONSTRAINT, MASK)
+    process.errors[output.number] = TextRefused("PanicException: it quotes the schema")
+    with pytest.raises(ConstraintFailed) as caught:
+        await processes.follow([(output, [5])])
+    assert caught.value.code == "INTERNAL"
+    assert "schema" not in str(caught.value)

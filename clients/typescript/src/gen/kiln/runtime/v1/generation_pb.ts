@@ -1923,8 +1923,9 @@ export const GenerationService: GenService<{
    * where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
    * UNAVAILABLE/DEVICE_HUNG and UNAVAILABLE/DEVICE_BROKEN where ranks have cores of their own,
    * UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
-   * client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
-   * DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
+   * client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, INTERNAL/CONSTRAINT_FAILED where a
+   * bug hides the tokens that a constraint allows next, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event
+   * comes shortly before the call's deadline.
    *
    * @generated from rpc kiln.runtime.v1.GenerationService.Generate
    */
