@@ -34,6 +34,16 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True):
     max_stripped: int = 0
 
 
+def find_dependence(table: TokenTable | None) -> str | None:
+    """Says why the table of a tokenizer does not tell what each token adds to a text; None if it does.
+
+    It tells, too, where one character is stripped: that is at the beginning of a text's first token.
+    """
+    if table is None or table.max_stripped > 1:
+        return "the text of its tokens depends on the tokens beside them"
+    return None
+
+
 def make_decoder(table: TokenTable) -> TokenDecoder:
     """Returns the decoder of a table."""
     return _ByteLevelDecoder(table) if table.kind == "byte_level" else _ByteFallbackDecoder(table)

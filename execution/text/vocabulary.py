@@ -7,6 +7,7 @@ from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from execution.text.token_table import find_dependence
 from execution.text.tokenizer import Tokenizer
 
 #: A tokenizer may put a space before a text, but puts none behind this, which is some tokens with such a space.
@@ -29,8 +30,9 @@ class Vocabulary:
         Raises ValueError if what a token adds to a text depends on more than the token.
         """
         table = tokenizer.make_table()
-        if table is None or table.max_stripped > 1:
-            raise ValueError("the text of its tokens depends on the tokens beside them")
+        dependence = find_dependence(table)
+        if table is None or dependence is not None:
+            raise ValueError(dependence)
         self._tokenizer = tokenizer
         self.tokens = [token or b"" for token in table.tokens] + [b""] * (size - len(table.tokens))
         self.special_token_ids = sorted({*table.special_ids, *eos})

@@ -33,7 +33,7 @@ from execution.text.detokenizer import Detokenizer
 from execution.text.errors import TextInvalid
 from execution.text.handle import TextLimits, TextProcess
 from execution.text.prompt import Prompt, TextPrompt, TokenPrompt, prompt_size
-from execution.text.token_table import make_decoder
+from execution.text.token_table import find_dependence, make_decoder
 from runtime_svc.text.constraints import ConstrainedOutput, ConstraintProcesses
 from runtime_svc.text.text_queue import TextQueue, TextWorkers
 
@@ -61,6 +61,7 @@ class TextCodec:
         self.constraints = constraints
         self._workers = workers
         self._decoder = None if loaded is None or loaded.table is None else make_decoder(loaded.table)
+        self._dependence = None if loaded is None else find_dependence(loaded.table)
         self._texts = () if loaded is None else tuple(loaded.texts)
         self._added = ([], []) if loaded is None else loaded.added
         # By the name of the chat template.
@@ -123,8 +124,8 @@ class TextCodec:
     async def compile(self, constraint: Constraint) -> bytes:
         """Returns the mask of the first token; raises TextInvalid if a token's text depends on those beside it."""
         assert self.constraints is not None, "there is a tokenizer"
-        if self._decoder is None:
-            raise TextInvalid("tokenizer", "the text of its tokens depends on the tokens beside them")
+        if self._dependence is not None:
+            raise TextInvalid("tokenizer", self._dependence)
         return await self.constraints.compile(constraint)
 
     def constrain(self, constraint: Constraint | None, mask: bytes | None) -> ConstrainedOutput | None:
