@@ -73,6 +73,7 @@ class Matchers:
         self._vocabulary = Vocabulary(tokenizer, max(vocab_size, tokenizer.num_ids), eos)
         self._vocab_size, self._eos = vocab_size, frozenset(eos)
         self._num_bytes = -(-vocab_size // _BITS) * (_BITS // 8)
+        self._all = (1 << vocab_size) - 1
         self._stripped = _make_mask(filter(self._vocabulary.strips, range(vocab_size)))
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars = OrderedDict[Constraint, Future[_Grammar]]()
@@ -145,7 +146,8 @@ class Matchers:
     def _find_first(self, grammar: _Grammar) -> bytes:
         mask = self._mask(grammar.plain)
         if grammar.stripped is not None:
-            mask = mask & ~self._stripped | self._mask(grammar.stripped)
+            # Not every token that begins with the character loses it.
+            mask = mask & ~self._stripped | self._mask(grammar.stripped) & self._stripped
         return self._pack(mask)
 
     def _run_ahead(self, matcher: LLMatcher) -> tuple[list[int], int]:
@@ -158,7 +160,7 @@ class Matchers:
             mask = self._mask(matcher)
             # A mask of a single token is a power of two.
             only = mask.bit_length() - 1
-            if not mask or mask & (mask - 1) or only >= self._vocab_size or len(forced) >= MAX_FORCED:
+            if not mask or mask & (mask - 1) or len(forced) >= MAX_FORCED:
                 return forced, mask
             if only in self._eos:
                 return [*forced, only], mask
@@ -173,7 +175,7 @@ class Matchers:
         if matcher.is_error():
             reason = matcher.get_error()
             raise ConstraintRefused("no text matches it" if _DEAD_END in reason else _shorten(reason))
-        return int.from_bytes(mask[: self._num_bytes], "little")
+        return int.from_bytes(mask[: self._num_bytes], "little") & self._all
 
     def _pack(self, mask: int) -> bytes:
         if not mask:

@@ -27,7 +27,8 @@ def build_table(tokenizer: tokenizers.Tokenizer) -> TokenTable | None:
     num_ids = max(tokenizer.get_vocab().values(), default=-1) + 1
     texts = [tokenizer.id_to_token(token_id) for token_id in range(num_ids)]
     special_ids = [token_id for token_id, text in enumerate(texts) if text in special_texts]
-    table = _make_byte_level(steps, texts, special_ids) or _make_byte_fallback(steps, texts, special_ids)
+    tables = (make(steps, texts, special_ids) for make in (_make_byte_level, _make_byte_fallback, _make_metaspace))
+    table = next(filter(None, tables), None)
     return table if table is not None and _agrees(table, tokenizer) else None
 
 
@@ -70,6 +71,19 @@ def _make_byte_fallback(
         byte_ids=byte_ids,
         **({"stripped": strips[0]["content"], "max_stripped": strips[0]["start"]} if strips else {}),
     )
+
+
+def _make_metaspace(
+    steps: list[Mapping[str, Any]], texts: list[str | None], special_ids: list[int]
+) -> TokenTable | None:
+    if [step["type"] for step in steps] != ["Metaspace"]:
+        return None
+    marker, keeps_first = steps[0]["replacement"], steps[0]["prepend_scheme"] == "never"
+    if keeps_first:
+        spaced = [None if text is None else text.replace(marker, " ").encode() for text in texts]
+        return TokenTable(kind="byte_fallback", tokens=spaced, special_ids=special_ids)
+    tokens = [None if text is None else text.encode() for text in texts]
+    return TokenTable(kind="metaspace", tokens=tokens, special_ids=special_ids, max_stripped=1, marker=marker)
 
 
 def _make_replace(step: Mapping[str, Any]) -> decoders.Replace:

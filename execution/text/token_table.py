@@ -1,13 +1,14 @@
 """Decodes tokens by a table of their bytes, without a tokenizer.
 
-A decoder of one of two kinds needs no more than such a table, and almost every checkpoint has one of them: byte-level,
-whose tokens are bytes, and byte-fallback, whose tokens are text apart from some for single bytes.
+A decoder of one of three kinds needs no more than such a table, and almost every checkpoint has one of them:
+byte-level, whose tokens are bytes; byte-fallback, whose tokens are text apart from some for single bytes; and
+metaspace, whose tokens are text with a mark for spaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,18 +21,27 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: Of byte-level tokens the bytes are joined and read as UTF-8. Byte-fallback tokens are text, except those
-            in `byte_ids`, which are single bytes.
+            in `byte_ids`, which are single bytes. Metaspace tokens are text with `marker` in it, which is a space, but
+            nothing in the first token of a text.
         tokens: Bytes by token id; None for an id that has no token.
         special_ids: Tokens that decoding leaves out if it skips special tokens.
         stripped: A character that is stripped from the beginning of a text, at most `max_stripped` times.
     """
 
-    kind: Literal["byte_level", "byte_fallback"]
+    kind: Literal["byte_level", "byte_fallback", "metaspace"]
     tokens: list[bytes | None]
     special_ids: list[int]
     byte_ids: list[int] = []
     stripped: str = " "
     max_stripped: int = 0
+    marker: str = ""
+
+    def find_texts(self, token: bytes) -> tuple[bytes, bytes]:
+        """Returns what one of `tokens` adds to a text that others begin, and what it begins a text with."""
+        if self.kind == "metaspace":
+            marker = self.marker.encode()
+            return token.replace(marker, b" "), token.replace(marker, b"")
+        return token, token.removeprefix(self.stripped.encode()) if self.max_stripped else token
 
 
 def find_dependence(table: TokenTable | None) -> str | None:
@@ -46,7 +56,7 @@ def find_dependence(table: TokenTable | None) -> str | None:
 
 def make_decoder(table: TokenTable) -> TokenDecoder:
     """Returns the decoder of a table."""
-    return _ByteLevelDecoder(table) if table.kind == "byte_level" else _ByteFallbackDecoder(table)
+    return _DECODERS[table.kind](table)
 
 
 class _ByteLevelDecoder(TokenDecoder):
@@ -83,6 +93,28 @@ class _ByteFallbackDecoder(TokenDecoder):
         while num_stripped < min(self._max_stripped, len(text)) and text[num_stripped] == self._stripped:
             num_stripped += 1
         return text[num_stripped:]
+
+
+class _MetaspaceDecoder(TokenDecoder):
+    def __init__(self, table: TokenTable) -> None:
+        super().__init__()
+        special_ids = frozenset(table.special_ids)
+        self._marker = table.marker
+        self._all = [None if token is None else token.decode() for token in table.tokens]
+        self._shown = [None if token_id in special_ids else token for token_id, token in enumerate(self._all)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        tokens, size = self._shown if skip_special_tokens else self._all, len(self._all)
+        texts = [text for token_id in token_ids if token_id < size and (text := tokens[token_id]) is not None]
+        first, others = "".join(texts[:1]), "".join(texts[1:])
+        return first.replace(self._marker, "") + others.replace(self._marker, " ")
+
+
+_DECODERS: Final[Mapping[str, Callable[[TokenTable], TokenDecoder]]] = {
+    "byte_level": _ByteLevelDecoder,
+    "byte_fallback": _ByteFallbackDecoder,
+    "metaspace": _MetaspaceDecoder,
+}
 
 
 def _join_bytes(tokens: Iterable[str | bytes | None]) -> Iterator[str]:

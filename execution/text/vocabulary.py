@@ -34,18 +34,28 @@ class Vocabulary:
         if table is None or dependence is not None:
             raise ValueError(dependence)
         self._tokenizer = tokenizer
-        self.tokens = [token or b"" for token in table.tokens] + [b""] * (size - len(table.tokens))
-        self.special_token_ids = sorted({*table.special_ids, *eos})
+        special = {*table.special_ids, *eos}
+        self.special_token_ids = sorted(special)
         self.eos_token_id = eos[0]
         #: Ids of the special tokens, by their spelling.
         self.special_ids = {text: one for one in table.special_ids if (text := tokenizer.token_of(one))}
         #: What the decoder takes off the beginning of a text, once; empty if nothing.
         self.stripped = table.stripped if table.max_stripped else ""
-        # A special token has a spelling here, but is no text.
-        special = set(self.special_token_ids)
-        self._texts = [b"" if one in special else token for one, token in enumerate(self.tokens)]
+        found = [table.find_texts(token or b"") for token in table.tokens] + [(b"", b"")] * (size - len(table.tokens))
+        self._begins = [begin for _, begin in found]
+        # A special token has a spelling, but is no text. One that loses more than `stripped` fits no grammar.
+        self._texts = [
+            text if one not in special and text in (begin, self.stripped.encode() + begin) else b""
+            for one, (text, begin) in enumerate(found)
+        ]
+        self.tokens = [found[one][0] if one in special else text for one, text in enumerate(self._texts)]
         self._ids = {token: one for one, token in enumerate(self._texts) if token}
-        self._max_bytes = max(map(len, self._ids), default=0)
+        # The library takes it that all bytes can be spelled. Those that the model cannot spell have ids beyond its own.
+        for byte in (bytes([one]) for one in range(256)):
+            if byte not in self._ids:
+                self._ids[byte] = len(self.tokens)
+                self.tokens.append(byte)
+        self._max_bytes = max(map(len, self._ids))
         self.library = LLTokenizer(TokenizerWrapper(self), n_vocab=len(self.tokens), eos_token=list(eos))
 
     def __call__(self, text: str) -> list[int]:
@@ -57,22 +67,21 @@ class Vocabulary:
         for guard in ("", _GUARD):
             ids = self._tokenizer.encode(guard + text, add_special_tokens=False)
             for begin in range(_MAX_GUARD_TOKENS + 1 if guard else 1):
-                if b"".join(self._texts[one] for one in ids[begin:]) == wanted:
+                texts = [self._texts[one] for one in ids[begin:]]
+                if all(texts) and b"".join(texts) == wanted:
                     return ids[begin:]
         return self._spell(wanted)
 
     def strips(self, token_id: int) -> bool:
-        """Tells whether the decoder takes something off a text that begins with this token."""
-        return bool(self.stripped) and self._texts[token_id].startswith(self.stripped.encode())
+        """Tells whether the decoder takes `stripped` off a text that begins with this token."""
+        return bool(self.stripped) and self._texts[token_id] == self.stripped.encode() + self._begins[token_id]
 
     def _spell(self, wanted: bytes) -> list[int]:
         """Returns the longest token that the bytes begin with, and so on."""
         ids, begin = list[int](), 0
         while begin < len(wanted):
             lengths = range(min(self._max_bytes, len(wanted) - begin), 0, -1)
-            length = next((one for one in lengths if wanted[begin : begin + one] in self._ids), None)
-            if length is None:
-                return ids
+            length = next(one for one in lengths if wanted[begin : begin + one] in self._ids)
             ids.append(self._ids[wanted[begin : begin + length]])
             begin += length
         return ids

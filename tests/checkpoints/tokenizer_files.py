@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+import json
+from typing import Final
 
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+_SPECIAL: Final = ["<pad>", "<s>", "</s>", "<unk>"]
 CORPUS = ["Once upon a time there was a small grey cat.", "Füße, çà et là; 你好，世界 🙂 👩‍👩‍👧"] * 4
+
+_CODE: Final = ["def add(café, naïve):\n    return café  +  naïve"] * 4
 
 
 def byte_level(vocab_size: int = 320) -> tokenizers.Tokenizer:
@@ -30,8 +36,35 @@ def byte_fallback() -> tokenizers.Tokenizer:
     for token in [*(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdeilnotuw.", "▁a", "▁on", "é"]:
         vocab[token] = len(vocab)
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
-    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>", "<unk>"])
+    tokenizer.add_special_tokens(_SPECIAL)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return tokenizer
+
+
+def metaspace() -> tokenizers.Tokenizer:
+    """BPE with a mark for spaces, which its decoder takes off the first token of a text; no token has two."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.train_from_iterator([*CORPUS, *_CODE], _make_trainer())
+    return tokenizer
+
+
+def trained_byte_fallback() -> tokenizers.Tokenizer:
+    """BPE with byte fallback, whose tokens may have several spaces; its decoder strips a text's first one."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.train_from_iterator([*CORPUS, *_CODE], _make_trainer())
+    model = json.loads(tokenizer.to_str())["model"]
+    for byte in range(256):
+        model["vocab"][f"<0x{byte:02X}>"] = len(model["vocab"])
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer.model = models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, unk_token="<unk>")
+    tokenizer.decoder = byte_fallback().decoder
+    return tokenizer
+
+
+def _make_trainer() -> trainers.BpeTrainer:
+    printed = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+    return trainers.BpeTrainer(vocab_size=400, initial_alphabet=printed, special_tokens=_SPECIAL, show_progress=False)

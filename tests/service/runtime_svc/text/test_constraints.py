@@ -7,19 +7,20 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+import tokenizers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from tokenizers import decoders
 
 from execution.text import handle
 from tests.bundles.manifests import DYNAMIC
-from tests.checkpoints.tokenizer_files import byte_fallback
+from tests.checkpoints.tokenizer_files import byte_fallback, metaspace
 from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.running_time import running_time
@@ -46,6 +47,12 @@ async def picking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 def ask(constraint: pb.OutputConstraint) -> pb.GenerateRequest:
     stop = pb.StopConditions(max_new_tokens=60)
     return pb.GenerateRequest(deployment_id="d", token_ids=pb.TokenIds(ids=[5, 6]), constraint=constraint, stop=stop)
+
+
+async def deploy(served: Runtime, deployment_id: str, library: tokenizers.Tokenizer) -> None:
+    """Deploys a bundle with another tokenizer."""
+    sampling = msgspec.structs.replace(DYNAMIC, mode="host")
+    await served.deploy(deployment_id, ref=deployment_id, tokenizer=library.to_str().encode(), sampling=sampling)
 
 
 async def write(served: Runtime, constraint: pb.OutputConstraint = LETTERS) -> str:
@@ -96,11 +103,23 @@ async def test_sequences_go_on_when_a_process_is_lost(picking: Runtime) -> None:
     assert text.num_restarts == 1
 
 
+@pytest.mark.parametrize("make", [byte_fallback, metaspace])
+async def test_clients_get_a_choice_though_the_decoder_takes_spaces_off(
+    picking: Runtime, make: Callable[[], tokenizers.Tokenizer]
+) -> None:
+    await deploy(picking, "marked", make())
+    for text in ("a cat", " a cat", "  a cat"):
+        request = ask(pb.OutputConstraint(choices=pb.Choices(texts=[text])))
+        request.deployment_id = "marked"
+        events = await picking.ask(request)
+        assert events[-1].finished.reason == pb.FINISH_REASON_STOP_TOKEN, events[-1]
+        assert "".join(event.delta.text for event in events) == text
+
+
 async def test_a_tokenizer_whose_text_depends_on_neighbours_is_refused_at_once(picking: Runtime) -> None:
     library = byte_fallback()
     library.decoder = decoders.WordPiece()
-    sampling = msgspec.structs.replace(DYNAMIC, mode="host")
-    await picking.deploy("pieces", ref="pieces", tokenizer=library.to_str().encode(), sampling=sampling)
+    await deploy(picking, "pieces", library)
     request = ask(LETTERS)
     request.deployment_id = "pieces"
     before = set(psutil.Process().children(recursive=True))

@@ -15,7 +15,7 @@ from execution.text.decoder import TokenDecoder
 from execution.text.detokenizer import Detokenizer
 from execution.text.table_builder import build_table
 from execution.text.token_table import make_decoder
-from tests.checkpoints.tokenizer_files import byte_fallback, byte_level
+from tests.checkpoints.tokenizer_files import byte_fallback, byte_level, metaspace, trained_byte_fallback
 from tests.repository import ROOT
 
 
@@ -38,6 +38,9 @@ TOKENIZERS = {
     "byte-level in a sequence": with_decoder(byte_level(), decoders.ByteLevel()),
     "Llama 2, Mistral, Phi 3": with_added_tokens(byte_fallback()),
     "Gemma": with_decoder(with_added_tokens(byte_fallback()), *FALLBACK),
+    "XGLM": with_added_tokens(metaspace()),
+    "several marks in a token": with_decoder(trained_byte_fallback(), decoders.Metaspace(prepend_scheme="first")),
+    "all marks kept": with_decoder(with_added_tokens(metaspace()), decoders.Metaspace(prepend_scheme="never")),
     "two spaces stripped": with_decoder(byte_fallback(), *FALLBACK, decoders.Strip(" ", 2, 0)),
 }
 DECODERS = {}
@@ -82,11 +85,11 @@ def test_a_table_streams_as_its_tokenizer(name: str, data: st.DataObject) -> Non
     "steps",
     [
         (decoders.ByteLevel(), decoders.Replace("a", "b")),
-        (decoders.Metaspace(),),
+        (decoders.ByteFallback(), decoders.Metaspace()),
         (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 1)),
         (decoders.WordPiece(),),
     ],
-    ids=["changed bytes", "metaspace", "both ends stripped", "word pieces"],
+    ids=["changed bytes", "bytes and metaspace", "both ends stripped", "word pieces"],
 )
 def test_other_decoders_have_no_table(steps: Sequence[Any]) -> None:
     assert build_table(with_decoder(byte_level(), *steps)) is None

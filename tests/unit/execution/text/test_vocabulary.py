@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
+import jsonschema
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers
 
 from execution.text.constraint import Constraint
+from execution.text.decoder import TokenDecoder
+from execution.text.detokenizer import Detokenizer
 from execution.text.matchers import Matchers
+from execution.text.token_table import make_decoder
 from execution.text.tokenizer import Tokenizer
-from tests.checkpoints.tokenizer_files import byte_fallback, byte_level
+from tests.checkpoints.tokenizer_files import byte_fallback, byte_level, metaspace, trained_byte_fallback
+from tests.constraints.schemas import generate
 from tests.constraints.writer import Writer
 
 EOS = 2
@@ -83,13 +94,102 @@ def test_added_tokens_with_text_are_text_and_special_ones_are_not(tmp_path: Path
     "decoder",
     [
         [decoders.WordPiece()],
-        [decoders.Metaspace()],
         [decoders.BPEDecoder()],
         [*METASPACE, decoders.Strip(" ", 2, 0)],
         [decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)],
     ],
-    ids=["word-piece", "metaspace", "bpe", "two spaces", "without bytes"],
+    ids=["word-piece", "bpe", "two spaces", "without bytes"],
 )
 def test_a_decoder_whose_text_depends_on_other_tokens_is_refused(tmp_path: Path, decoder: list[object]) -> None:
     with pytest.raises(ValueError, match="depends on the tokens beside them"):
         Matchers(save(byte_fallback(), tmp_path, decoder), 300, (EOS,))
+
+
+def with_decoder(library: tokenizers.Tokenizer, decoder: Any) -> tokenizers.Tokenizer:
+    library.decoder = decoder
+    return library
+
+
+#: By what their decoders do with spaces. Those of one strip are Llama 2's, Mistral's and Phi-3's, without any Gemma's.
+TRAINED: Final[dict[str, Callable[[], tokenizers.Tokenizer]]] = {
+    "one stripped": trained_byte_fallback,
+    "none stripped": lambda: with_decoder(trained_byte_fallback(), decoders.Sequence(METASPACE)),
+    "mark of the first token": metaspace,
+    "marks of the first token": lambda: with_decoder(trained_byte_fallback(), decoders.Metaspace()),
+}
+KINDS: Final = pytest.mark.parametrize("kind", TRAINED)
+
+
+@cache
+def clients_of(kind: str) -> tuple[Writer, TokenDecoder]:
+    """Returns what draws tokens, and what makes the text that clients get of them."""
+    with TemporaryDirectory() as directory:
+        tokenizer = save(TRAINED[kind](), Path(directory))
+    table = tokenizer.make_table()
+    assert table is not None
+    return make_writer(tokenizer), make_decoder(table)
+
+
+def stream(kind: str, constraint: Constraint, seed: int, max_tokens: int = 60) -> str | None:
+    """Returns the text that clients get, token by token; None if it has not ended after so many."""
+    writer, decoder = clients_of(kind)
+    tokens = writer.draw(constraint, seed, max_tokens)
+    if tokens is None:
+        return None
+    detokenizer = Detokenizer(decoder.decode, decoder.decode_one)
+    text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+    assert text == writer.tokenizer.decode(tokens)
+    return text
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "choices",
+    [("cat", " cat", "  cat"), ("", " ", "  ", "   "), ("a  b", "Once upon a time", "Füße", '{"a b": 1}')],
+    ids=["before", "alone", "within"],
+)
+def test_clients_get_every_choice_and_nothing_else(kind: str, choices: tuple[str, ...]) -> None:
+    choices += ("日本",) if "stripped" in kind else ()
+    texts = {stream(kind, Constraint(kind="choices", choices=choices), seed) for seed in range(150)}
+    assert texts == set(choices)
+
+
+@KINDS
+@given(data=st.data(), seed=st.integers(0, 1 << 20))
+@settings(max_examples=80, deadline=None)
+def test_clients_get_one_of_any_choices(kind: str, data: st.DataObject, seed: int) -> None:
+    letters = 'ab  é{}"' + ("日\n" if "stripped" in kind else "")
+    choices = data.draw(st.lists(st.text(letters, max_size=7), min_size=1, max_size=4, unique=True))
+    assert stream(kind, Constraint(kind="choices", choices=tuple(choices)), seed) in choices
+
+
+@KINDS
+def test_clients_get_text_that_matches(kind: str) -> None:
+    pattern = "( |[a-c]| on|é){1,6}\\.?"
+    texts = [stream(kind, Constraint(kind="regex", text=pattern), seed) for seed in range(100)]
+    assert all(text is not None and re.fullmatch(pattern, text) for text in texts), texts
+    assert {text[:1] == " " for text in texts if text} == {True, False}
+
+
+@KINDS
+def test_clients_get_json_that_validates(kind: str) -> None:
+    num_ended = 0
+    for seed, case in enumerate(generate(40, seed=5)):
+        text = stream(kind, Constraint(kind="json_schema", text=case.text), seed, 300)
+        if text is not None:
+            jsonschema.validate(json.loads(text), case.schema)
+            num_ended += 1
+    assert num_ended >= 30
+
+
+def test_what_no_token_spells_is_never_begun() -> None:
+    """The tokenizer has no such character, and no bytes to write it with."""
+    kind = "mark of the first token"
+    texts = {stream(kind, Constraint(kind="choices", choices=("cat", "日本")), seed) for seed in range(20)}
+    assert texts == {"cat"}
+    writer, _ = clients_of(kind)
+    constraint = Constraint(kind="choices", choices=("日本",))
+    (mark,) = writer.allowed(writer.matchers.compile(constraint))
+    found = writer.follow(-1, 0, [mark], constraint)
+    assert (found.state, found.detail) == ("FAILED", "the model has no token that may come next")
+    writer.matchers.forget([-1])
