@@ -73,7 +73,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Princi
         adapter=request.adapter,
         num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
         constraint=_constraint_from_pb(request.constraint) if request.HasField("constraint") else None,
-        tool_choice=_tool_choice_from_pb(request.tool_choice) if request.HasField("tool_choice") else None,
+        tool_choice=_tool_choice_from_pb(request.tool_choice),
         unserved=dict(_find_unserved(request)),
     )
 
@@ -208,11 +208,15 @@ def _constraint_from_pb(constraint: pb.OutputConstraint) -> Constraint:
     )
 
 
-def _tool_choice_from_pb(choice: pb.ToolChoice) -> ToolChoice:
+def _tool_choice_from_pb(choice: pb.ToolChoice) -> ToolChoice | None:
+    """Converts a choice; None if it neither chooses nor forbids a second call."""
+    is_parallel = not choice.HasField("parallel_calls") or choice.parallel_calls
+    if choice.WhichOneof("choice") is None and is_parallel:
+        return None
     return ToolChoice(
         mode=_CHOICE_MODES.get(choice.mode, str(choice.mode)),
         function=choice.function if choice.HasField("function") else None,
-        parallel_calls=not choice.HasField("parallel_calls") or choice.parallel_calls,
+        parallel_calls=is_parallel,
     )
 
 

@@ -98,7 +98,7 @@ class GenerateOptions(TypedDict, total=False):
     alone, or one call of a function, which OpenAI's clients name by `{"function": {"name": …}}`. Only where the
     deployment's `constraints` is true. Default: what the model writes."""
     parallel_tool_calls: bool
-    """Whether there may be several calls, beside `tool_choice`. Default true."""
+    """Whether there may be several calls. Default true; false without a `tool_choice` is as with `auto`."""
     num_sequences: int
     """Sequences to generate for the prompt, at most the deployment's `max_num_sequences`. Each has a seed of its own:
     `seed` plus its index. Default 1."""

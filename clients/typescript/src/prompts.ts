@@ -121,7 +121,7 @@ export interface GenerateOptions extends CallOptions {
    * `constraints` is true. Default: what the model writes.
    */
   readonly toolChoice?: ToolChoiceName;
-  /** Whether there may be several calls, beside `toolChoice`. Default true. */
+  /** Whether there may be several calls. Default true; false without a `toolChoice` is as with `auto`. */
   readonly parallelToolCalls?: boolean;
   /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
   readonly seed?: number | bigint;

@@ -74,6 +74,16 @@ def test_openai_gets_a_call_and_what_its_result_says(client: openai.OpenAI, choi
         assert told.choices[0].message.content == "It is sunny in Paris."
 
 
+@pytest.mark.parametrize("is_parallel", [True, False], ids=["several", "one"])
+def test_openai_gets_the_models_call_without_a_choice(client: openai.OpenAI, is_parallel: bool) -> None:
+    """`parallel_tool_calls` alone leaves the answer, which has one call, as it is."""
+    options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": 100}
+    plain = client.chat.completions.create(messages=MESSAGES, **options)
+    asked = client.chat.completions.create(messages=MESSAGES, parallel_tool_calls=is_parallel, **options)
+    (expected,), (call,) = plain.choices[0].message.tool_calls, asked.choices[0].message.tool_calls
+    assert call.function == expected.function
+
+
 def test_openai_gets_a_call_as_a_stream(client: openai.OpenAI) -> None:
     chunks = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, tools=TOOLS, temperature=0, max_tokens=100, stream=True

@@ -261,7 +261,7 @@ class ToolChoice(_message.Message):
     function: _builtins.str
     """Name of a function, which the output calls once, without text."""
     parallel_calls: _builtins.bool
-    """There may be several calls. Default true; Llama 3's form has one call."""
+    """There may be several calls. Default true, which alone changes nothing; Llama 3's form has one call."""
     def __init__(
         self,
         *,

@@ -15,7 +15,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 from tests.bundles.manifests import DYNAMIC
 from tests.checkpoints.family_chats import FAMILY_CHATS
 from tests.servers.refusals import refused
-from tests.servers.runtime import Runtime, serve_runtime
+from tests.servers.runtime import Runtime, serve_runtime, tokens_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -74,6 +74,23 @@ async def test_a_template_that_writes_no_calls_is_named(calling: Runtime) -> Non
         call = calling.generation.Generate(ask(pb.ToolChoice(mode=mode), template="plain"))
         refusal = await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "tool_choice")
         assert "which are tags, list, named" in refusal.fields["tool_choice"]
+
+
+@pytest.mark.parametrize("choice", [pb.ToolChoice(), pb.ToolChoice(parallel_calls=True)], ids=["nothing", "several"])
+async def test_what_chooses_nothing_changes_nothing(calling: Runtime, choice: pb.ToolChoice) -> None:
+    """It is no constraint, also for a template that writes no calls."""
+    stop = pb.StopConditions(max_new_tokens=8)
+    free = ask(choice, stop=stop)
+    free.ClearField("tool_choice")
+    expected = tokens_of(await calling.ask(free))
+    assert len(expected) == 8
+    assert tokens_of(await calling.ask(ask(choice, stop=stop))) == expected
+    await calling.ask(ask(choice, template="plain", stop=stop))
+
+
+async def test_a_second_call_is_forbidden_without_a_choice(calling: Runtime) -> None:
+    call = calling.generation.Generate(ask(pb.ToolChoice(parallel_calls=False), template="plain"))
+    await refused(call, "INVALID_ARGUMENT", "FEATURE_NOT_SERVED", "tool_choice")
 
 
 @pytest.mark.parametrize(

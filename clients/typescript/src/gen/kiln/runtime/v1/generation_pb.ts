@@ -181,7 +181,7 @@ export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
  */
 export type ToolChoice = Message<"kiln.runtime.v1.ToolChoice"> & {
   /**
-   * The choice. Default: AUTO.
+   * The choice. Default: AUTO beside `parallel_calls: false`; else what the model writes.
    *
    * @generated from oneof kiln.runtime.v1.ToolChoice.choice
    */
@@ -204,7 +204,7 @@ export type ToolChoice = Message<"kiln.runtime.v1.ToolChoice"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * There may be several calls. Default true; Llama 3's form has one call.
+   * There may be several calls. Default true, which alone changes nothing; Llama 3's form has one call.
    *
    * @generated from field: optional bool parallel_calls = 3;
    */
