@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.checkpoint import write_checkpoint
+from bench.draws import measure_draws, render_draws
 from bench.formats import PLAIN
 from bench.machine import describe_machine
 from bench.measurements import Measurements
@@ -177,6 +178,7 @@ class _Run:
                 address = self._servers[_AHEAD].runtime
                 firsts = self._clients.call("prompts", address=address, deployment=DEPLOYMENT, **call)
                 measured.add(f"prompt.{name}", median(firsts))
+        measure_draws(measured, self._streams.batches)
         shares = load.measure()
         measured.add("others", shares.others)
         measured.add("stolen", shares.stolen)
@@ -223,6 +225,7 @@ def _render(measured: Measurements, streams: Workload, prompts: Workload, durati
         f"## The first token of a prompt of {prompts.prompts[0]} tokens\n\n"
         + render_table(("requests", "time", "times the first"), rows)
     )
+    parts.append(render_draws(measured, streams.batches))
     if measured.failures:
         failed: list[Row] = [(what, why[:300]) for what, why in measured.failures.items()]
         parts.append("## Failed\n\n" + render_table(("what", "why"), failed))
