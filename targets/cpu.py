@@ -110,11 +110,13 @@ _COMPILED: Final = Lowering(
     backend="compiler_svc.lower.aoti:lower_program",
     preloaded=(
         "setuptools",
+        "sympy.combinatorics",
+        "sympy.physics.units",
         "torch._inductor.codegen.cpp",
         "torch._inductor.codegen.cpp_wrapper_cpu",
         "torch._inductor.compile_fx",
-        "torch._inductor.fx_passes.joint_graph",
-        "torch._inductor.fx_passes.post_grad",
+        "torch.utils.cpp_extension",
+        "compiler_svc.lower.inductor:register_patterns",
     ),
     toolchain=Toolchain(distributions=TORCH.distributions, programs=(GXX,)),
 )

@@ -64,7 +64,8 @@ class Lowering:
     Attributes:
         backend: `module:function` that makes them; see `compiler_svc.lower.job.LoweringBackend`. None if no backend
             exists yet, so that compiles can only be planned.
-        preloaded: Modules that the backend imports only when it needs them, for a process that imports them in advance.
+        preloaded: Modules that the backend imports only when it needs them, for a process that imports them in advance,
+            and functions (`module:function`) that do in advance what the backend does first.
         in_process: Whether the build process calls the backend itself, which it may if the backend neither compiles nor
             runs a graph.
         toolchain: The distributions and programs on which the executables' bytes depend.

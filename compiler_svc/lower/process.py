@@ -8,7 +8,6 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
 from pkgutil import resolve_name
@@ -26,13 +25,15 @@ _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def preload() -> None:
-    """Imports the modules that lowerings need, besides those of this module."""
-    for module in _list_needed():
-        import_module(module)
+    """Does once what each lowering would begin with: imports modules, besides those of this module."""
+    for name in _list_needed():
+        prepared = resolve_name(name)
+        if callable(prepared):
+            prepared()
 
 
 def _list_needed() -> Iterator[str]:
-    """Lists the modules of the lowering backends, and those that backends import only when they need them."""
+    """Lists the modules of the lowering backends, and what these name besides."""
     for lowering in chain.from_iterable(target.lowerings for target in TARGETS.values()):
         if lowering.backend is None or lowering.in_process:
             continue
