@@ -6,10 +6,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from bundle.manifest import Target
 from compiler_svc.lower.job import PREBUILT
+from targets.cpu import X86_64
+from targets.isa import NATIVE
 from tests.repository import ROOT
 
 LOWERING_CACHE: Final = ROOT / ".kiln/lowering"
+#: What tests lower for, unless they say why not: of other levels than this host's, `make setup` compiles nothing.
+HOST: Final = Target(kind="cpu", isa=X86_64.resolve(NATIVE))
 
 
 def share_lowering_cache(compiler_cache: Path) -> None:

@@ -27,7 +27,6 @@ from bundle.manifest import (
     Executable,
     Manifest,
     Sampling,
-    Target,
     WeightSet,
     WeightShard,
     WeightTensor,
@@ -38,6 +37,7 @@ from execution.dtypes import TORCH_DTYPES
 from execution.logit_changes import change_logits
 from execution.sampling import sample
 from tests.bundles.manifests import DYNAMIC, make_executable, make_manifest, state_names
+from tests.lowering_cache import HOST
 
 VOCAB, HIDDEN, LAYERS, SLOTS, LENGTH, PROMPT = 48, 16, 2, 3, 16, 8
 STATE_SHAPE = (SLOTS + 1, 1, LENGTH, HIDDEN)
@@ -229,7 +229,7 @@ def stage_toy(
             export(submodel, picks, tp_degree),
             tag=submodel.tag,
             num_state=NUM_STATE,
-            options=LoweringOptions(optimization_level=level, target=Target(kind="cpu", isa="x86-64-v3")),
+            options=LoweringOptions(optimization_level=level, target=HOST),
             directory=directory / submodel.tag,
             cache_dir=cache_dir,
         )

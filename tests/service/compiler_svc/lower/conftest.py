@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.manifest import Target
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.program import stage_job
-from tests.lowering_cache import LOWERING_CACHE
+from tests.lowering_cache import HOST, LOWERING_CACHE
 from tests.ranks.toy import NUM_STATE, describe, export
 
 StageToy = Callable[[str, int], LoweringJob]
@@ -29,7 +28,7 @@ def stage_toy(tmp_path: Path) -> StageToy:
             program,
             tag=tag,
             num_state=NUM_STATE,
-            options=LoweringOptions(optimization_level=level, target=Target(kind="cpu", isa="x86-64-v3")),  # type: ignore[arg-type]
+            options=LoweringOptions(optimization_level=level, target=HOST),  # type: ignore[arg-type]
             directory=tmp_path / tag,
             cache_dir=cache_dir,
         )

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from bundle.manifest import Target
 from compiler_svc.lower.job import LiveInputs, LoweredExecutable, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
 from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from tests.lowering_cache import LOWERING_CACHE
+from tests.lowering_cache import HOST, LOWERING_CACHE
 
 
 def lower_module(
@@ -41,7 +40,7 @@ def lower(
         program,
         tag="module",
         num_state=num_state,
-        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
+        options=LoweringOptions(optimization_level=1, target=HOST),
         directory=directory / "module",
         cache_dir=LOWERING_CACHE,
         live=live,

@@ -8,10 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
+from bundle.manifest import Target
 from compiler_svc.lower import aoti
 from compiler_svc.lower.aoti import check_constants
 from compiler_svc.lower.errors import ProgramUnsupported
@@ -19,10 +21,13 @@ from compiler_svc.lower.job import LoweredExecutable
 from compiler_svc.lower.pool import LoweringPool
 from execution.executors.aoti_library import AotiError, AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from tests.lowering_cache import LOWERING_CACHE
+from tests.lowering_cache import HOST, LOWERING_CACHE
 from tests.ranks.toy import LAYERS, NUM_STATE, STATE_SHAPE, make_model, stage_toy
+from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
 from tests.service.compiler_svc.lower.libraries import open_library, read_code
 from tests.tools import require_tool
+
+__all__ = ["toy", "toy_directory"]
 
 pytestmark = pytest.mark.toolchain
 
@@ -35,15 +40,24 @@ def level(request: pytest.FixtureRequest) -> Literal[1, 2]:
 
 
 @pytest.fixture(scope="module")
-def lowered(
-    tmp_path_factory: pytest.TempPathFactory, lowerings: ForkserverClient, level: Literal[1, 2]
-) -> LoweredExecutable:
-    """A decode step."""
-    return lower(tmp_path_factory.mktemp("aoti"), lowerings, level)
+def lowered(toy: MakeToy, level: Literal[1, 2]) -> LoweredExecutable:
+    """The decode step of the bundle that executors run in their suite."""
+    bundle = toy("logits", level)
+    (decode,) = bundle.manifest.executables_of("token_generation")
+    return LoweredExecutable(
+        tag=decode.tag,
+        path=bundle.blob_path(str(decode.blob)),
+        format=decode.format,
+        state_convention=decode.state_convention,
+        constants=tuple(one.name for one in decode.constants),
+    )
 
 
-def lower(directory: Path, lowerings: ForkserverClient, level: Literal[1, 2]) -> LoweredExecutable:
+def lower(directory: Path, lowerings: ForkserverClient, level: Literal[1, 2], isa: str = HOST.isa) -> LoweredExecutable:
+    """Lowers the decode step anew."""
     _, job = stage_toy(directory, LOWERING_CACHE, "logits", level)
+    options = msgspec.structs.replace(job.options, target=Target(kind="cpu", isa=isa))
+    job = msgspec.structs.replace(job, options=options)
     (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     return executable
 
@@ -61,8 +75,10 @@ def test_the_library_names_its_constants_and_holds_neither_weights_nor_paths(low
         assert str(path).encode() not in library
 
 
-def test_instructions_are_those_of_the_level(lowered: LoweredExecutable) -> None:
-    code = disassemble(lowered.path)
+@pytest.mark.slow
+def test_instructions_are_those_of_the_level(tmp_path: Path, lowerings: ForkserverClient, level: Literal[1, 2]) -> None:
+    """A host with AVX-512 compiles for one without."""
+    code = disassemble(lower(tmp_path, lowerings, level, isa="x86-64-v3").path)
     assert "%ymm" in code
     assert "%zmm" not in code
 

@@ -13,11 +13,12 @@ from torch.fx import GraphModule
 from compiler_svc.lower.top import compile_top_kernel, use_top_kernel
 from execution.candidates import take_top
 from tests.kernel_library import load_kernel
+from tests.lowering_cache import HOST
 
 
 @cache
 def load_functions() -> ctypes.CDLL:
-    return load_kernel("x86-64-v3", lambda job: [compile_top_kernel(job)])
+    return load_kernel(HOST.isa, lambda job: [compile_top_kernel(job)])
 
 
 def find_top(keys: Tensor, count: int, *live: int) -> Tensor:
