@@ -20,6 +20,7 @@ _FAMILIES: Final = ("compiler_svc/models", "compiler_svc/trace", "execution/atte
 #: Test files that mirror no folder of sources, by the beginning of their path → sources that they watch.
 WATCHED: Final = {
     "tests/contract/changing_files/": ("bundle", "compiler_svc/weights", "edge/access", "runtime_svc/bundles"),
+    "tests/contract/executors/": ("compiler_svc/lower", "execution/executors"),
     "tests/contract/families/": _FAMILIES,
     "tests/parity/": (*_FAMILIES, "compiler_svc/sharding", "execution/ranks", "runtime_svc/engine"),
     "tests/service/turns/": ("tests/turns",),

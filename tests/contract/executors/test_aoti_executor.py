@@ -24,6 +24,7 @@ class TestAotiExecutor(ExecutorSuite, WriteSuite):
         with pytest.raises(ExecutableInvalid, match=r"constant head\.bias is bound to float32 of 3072 bytes"):
             load_executor(with_executable(toy_bundle.manifest, constants=bindings), 0, toy_bundle.blob_path)
 
+    @pytest.mark.slow
     def test_row_without_numbers_is_marked_and_fails_no_other(self, toy: MakeToy, tmp_path: Path) -> None:
         """One embedding is NaN, and compiled code checks the indices that it gathers with."""
         bundle, poison = toy("tokens", 1), 9

@@ -127,39 +127,6 @@ def test_no_format_pays_for_idle_rows(name: str | None, dtype: DType) -> None:
     assert name_function(activations, items) in write_kernel_source([(activations, items)])
 
 
-class Sequences(nn.Module):
-    """Layers of sequences, and one that takes only their live tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.counted = Layers(), nn.Linear(40, 6, bias=False)
-
-    def forward(self, x: Tensor, num_tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        counted = torch.ops.kiln.linear(x + 1, [self.counted.weight], [], num_tokens)
-        return (*self.layers(x, last)[:1], counted, last + 1)
-
-
-@pytest.mark.toolchain
-def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient) -> None:
-    model = Sequences().requires_grad_(False)
-    x, last = random(3, 2, 40), torch.ones(3, 2, 10, dtype=torch.bfloat16)
-    num_tokens = torch.tensor([2, 0, 1], dtype=torch.int32)
-    executable = lower_module(lowerings, tmp_path, model, (x, num_tokens, last), num_state=1)
-    symbols = subprocess.run(
-        [require_tool("nm"), "-C", executable.path], capture_output=True, text=True, check=True
-    ).stdout
-    assert {"kiln_linear_float32", "kiln_linear_bfloat16"} <= {line.split()[-1] for line in symbols.splitlines()}
-    with open_library(executable, model.state_dict()) as library:
-        result, counted = library.run([x, num_tokens, last])
-    # Only now: rows that the library left as they were must not lie where these results were.
-    expected, expected_counted, _ = model(x, num_tokens, torch.ones_like(last))
-    is_live = torch.arange(2) < num_tokens[:, None]
-    torch.testing.assert_close(result, expected)
-    torch.testing.assert_close(counted[is_live], expected_counted[is_live])
-    assert not counted[~is_live].allclose(expected_counted[~is_live])
-    assert last.eq(2).all()
-
-
 class QuantizedLayers(nn.Module):
     """Two quantized layers of one input, one with a scale for each output, and one that is not quantized."""
 
@@ -171,22 +138,51 @@ class QuantizedLayers(nn.Module):
             self.register_buffer(f"{name}_scales", random(scales).abs() / 40)
         self.dense = nn.Linear(40, 5, bias=False)
 
-    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Tensor:
         one = torch.ops.kiln.quantized_linear(x, self.one_items, self.one_scales)
         each = torch.ops.kiln.quantized_linear(x, self.each_items, self.each_scales)
-        return torch.cat([one, each, self.dense(x)], -1) + last, last + 1
+        return torch.cat([one, each, self.dense(x)], -1)
+
+
+def test_quantized_layers_become_a_call_of_their_own() -> None:
+    model, x = QuantizedLayers().requires_grad_(False), random(3, 2, 40)
+    module = torch.export.export(model, (x,)).module()
+    assert use_linear_kernel(module) == {(torch.float32, torch.float32), (torch.float32, torch.int8)}
+    assert calls_of(module, torch.ops.kiln.linear.default) == 2
+    torch.testing.assert_close(module(x), model(x))
+
+
+class Sequences(nn.Module):
+    """Layers of sequences, quantized ones, and one that takes only their live tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.quantized, self.counted = Layers(), QuantizedLayers(), nn.Linear(40, 6, bias=False)
+
+    def forward(self, x: Tensor, num_tokens: Tensor, last: Tensor) -> tuple[Tensor, ...]:
+        counted = torch.ops.kiln.linear(x + 1, [self.counted.weight], [], num_tokens)
+        return (*self.layers(x, last)[:1], self.quantized(x), counted, last + 1)
 
 
 @pytest.mark.toolchain
-def test_a_library_multiplies_by_quantized_weights(tmp_path: Path, lowerings: ForkserverClient) -> None:
-    model, x, last = QuantizedLayers().requires_grad_(False), random(3, 2, 40), torch.ones(3, 2, 38)
-    module = torch.export.export(model, (x, last)).module()
-    assert use_linear_kernel(module) == {(torch.float32, torch.float32), (torch.float32, torch.int8)}
-    assert calls_of(module, torch.ops.kiln.linear.default) == 2
-    expected, _ = model(x, last)
-    torch.testing.assert_close(module(x, last)[0], expected)
-    executable = lower_module(lowerings, tmp_path, model, (x, last), num_state=1)
+def test_a_library_holds_the_kernels(tmp_path: Path, lowerings: ForkserverClient) -> None:
+    model = Sequences().requires_grad_(False)
+    x, last = random(3, 2, 40), torch.ones(3, 2, 10, dtype=torch.bfloat16)
+    num_tokens = torch.tensor([2, 0, 1], dtype=torch.int32)
+    executable = lower_module(lowerings, tmp_path, model, (x, num_tokens, last), num_state=1)
+    symbols = subprocess.run(
+        [require_tool("nm"), "-C", executable.path], capture_output=True, text=True, check=True
+    ).stdout
+    kernels = {f"kiln_linear_{dtypes}" for dtypes in ("float32", "bfloat16", "float32_int8")}
+    assert kernels <= {line.split()[-1] for line in symbols.splitlines()}
     with open_library(executable, model.state_dict()) as library:
-        (result,) = library.run([x, last])
+        result, quantized, counted = library.run([x, num_tokens, last])
+    # Only now: rows that the library left as they were must not lie where these results were.
+    expected, expected_quantized, expected_counted, _ = model(x, num_tokens, torch.ones_like(last))
+    is_live = torch.arange(2) < num_tokens[:, None]
+    torch.testing.assert_close(result, expected)
     # The library rounds activations to 16 bits.
-    assert (result - expected).abs().max() / expected.abs().max() < 1e-4
+    assert (quantized - expected_quantized).abs().max() / expected_quantized.abs().max() < 1e-4
+    torch.testing.assert_close(counted[is_live], expected_counted[is_live])
+    assert not counted[~is_live].allclose(expected_counted[~is_live])
+    assert last.eq(2).all()

@@ -25,6 +25,7 @@ from tests.checkpoints.tiny_models import GEOMETRIES, write_tiny_model
 from tests.ranks.noise import draw_keys
 from tests.ranks.stepping import load_shard, run_eagerly
 from tests.service.compiler_svc.lower.libraries import lower, open_library
+from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 ROWS, TOKENS, WIDTH = 3, 5, 48
 VOCAB_SIZE = 200
@@ -223,7 +224,13 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
 ) -> None:
     rows, tokens = len(counts), max(counts)
     tiny = write_tiny_model(tmp_path / "model", geometry)
-    spec = tiny.spec(num_slots=rows + 1, ctx_batch_size=rows, skips_idle=True, padding_side=padding_side)
+    spec = tiny.spec(
+        num_slots=rows + 1,
+        ctx_batch_size=rows,
+        skips_idle=True,
+        padding_side=padding_side,
+        sampling=make_sampling(dynamic=True),
+    )
     submodel = describe_submodel(spec, "context_encoding", tokens)
     traced = export_submodel(spec, tiny.plan(), submodel)
     executable = lower(
@@ -249,6 +256,8 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
             "num_tokens": int32(counts),
             "computed_context_lens": int32([0] * rows),
             "live_rows": int32([num_live]),
+            "sampling_params": torch.tensor([[5.0, 0.9, 1.0]] * rows),
+            "noise_keys": draw_keys(rows),
         }
         state = [torch.zeros(tensor.shape) for tensor in describe_state(spec).tensors]
         return [*(known[one.name] for one in submodel.inputs), *state]
@@ -270,3 +279,12 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
                 written = slots[:num_live].long()
                 assert one[written].equal(other[written])
                 assert one.isfinite().all()
+
+        # Of a row that has no numbers itself, which code that picks tokens must not take for indices.
+        ids[1, is_live[1]] = 7
+        outputs, _ = run(dead_token=9, num_live=rows)
+        others = [0, *range(2, rows)]
+        for one, other in zip(outputs, expected, strict=True):
+            assert one[others].equal(other[others])
+        (tokens,) = (one for one, spec in zip(outputs, submodel.outputs, strict=True) if spec.name == "tokens")
+        assert tokens.flatten()[1] == INVALID_ROW

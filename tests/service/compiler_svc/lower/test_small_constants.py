@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from execution.forkserver.client import ForkserverClient
 from tests.service.compiler_svc.lower.libraries import lower_module, open_library
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.slow, pytest.mark.toolchain]
 
 
 class Offset(nn.Module):
