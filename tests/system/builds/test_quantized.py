@@ -27,9 +27,13 @@ pytestmark = pytest.mark.toolchain
 
 CONFIG: Final = {"seq_len": 16, "max_context_length": 8, "quantized": True}
 E4M3: Final = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
-#: Level, configuration and the dtype of items. Levels, formats, dtypes and ways to divide each come in one of them.
+#: Level, configuration and the dtype of items. Levels, formats, dtypes, caches and ways to divide each come in one.
 CASES: Final[dict[str, tuple[int, dict[str, Any], str]]] = {
-    "int8": (pb.OPTIMIZATION_LEVEL_O1, {"activation_quantization_type": "dynamic", "tp_degree": 2}, "int8"),
+    "int8": (
+        pb.OPTIMIZATION_LEVEL_O1,
+        {"activation_quantization_type": "dynamic", "kv_cache_quant": True, "tp_degree": 2},
+        "int8",
+    ),
     "f8e4m3": (pb.OPTIMIZATION_LEVEL_O0, E4M3 | {"fused_qkv": True, "tp_degree": 2}, "float8_e4m3fn"),
     "f8e5m2": (
         pb.OPTIMIZATION_LEVEL_O1,
@@ -83,6 +87,8 @@ async def test_quantized_models_compile(client: Client, layout: Layout, models: 
     kept = [{one.format: one.size_bytes for one in rank.kept_weights} for rank in planned.ranks]
     assert measure_kept_weights(manifest) == sum(map(Counter[str], kept), Counter())
     assert planned.ranks[0].weights_bytes == sum(kept[0].values())
+    cache = "float8_e4m3fn" if "kv_cache_quant" in config else config.get("torch_dtype", "float32")
+    assert measure_kept_state(manifest) == {cache: planned.ranks[0].kv_bytes * manifest.tp_degree}
 
     request = pb.ShardWeightsRequest(name="tuned", model=str(models / "tuned"), executables_ref=name)
     tuned = response_of(await client.finish(await client.compiler.ShardWeights(request)))
@@ -121,7 +127,7 @@ _BLOCKS: Final = {"is_block_kv_layout": True, "pa_num_blocks": 6, "pa_block_size
 @pytest.mark.parametrize(
     ("level", "config", "item"),
     [
-        (pb.OPTIMIZATION_LEVEL_O1, {"kv_cache_quant": True}, "float8_e4m3fn"),
+        pytest.param(pb.OPTIMIZATION_LEVEL_O1, {"kv_cache_quant": True}, "float8_e4m3fn", marks=pytest.mark.slow),
         (pb.OPTIMIZATION_LEVEL_O0, {"kv_quant_config": _SCALED, "tp_degree": 2} | _BLOCKS, "int8"),
         pytest.param(pb.OPTIMIZATION_LEVEL_O1, {"kv_quant_config": _SCALED} | _BLOCKS, "int8", marks=pytest.mark.slow),
     ],
