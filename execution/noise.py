@@ -21,6 +21,12 @@ _ROUNDS: Final = struct.unpack(
     ">12i",
     bytes.fromhex("243f6a8885a308d313198a2e03707344a4093822299f31d0082efa98ec4e6c89452821e638d01377be5466cf34e90c6c"),
 )
+#: For counts of bits to rotate by: how far to shift to the left and to the right, and what is left of the latter. Plain
+#: numbers would become tensors in each operation.
+_TURNS: Final = {
+    count: torch.tensor((count, 32 - count, (1 << count) - 1), dtype=torch.int32).unbind() for count in (14, 16, 19)
+}
+_KEYS: Final = torch.tensor(_ROUNDS, dtype=torch.int32)
 
 
 def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
@@ -58,3 +64,31 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 def _like(bits: Tensor, count: int) -> Tensor:
     # Of `<<` and `>>` XLA makes a product and a quotient, which rounds otherwise; of a plain number, 64 bits.
     return torch.full((), count, dtype=bits.dtype, device=bits.device)
+
+
+def make_host_noise(ids: Tensor, keys: Tensor) -> Tensor:
+    """As `make_noise`, bit by bit, for the host: in place, which takes 60 % of the time."""
+    bits = _mix_in_place(ids, keys)
+    uniform = ((bits >> 16) & 0xFFFF).float().mul_(2.0**-16)
+    uniform += (bits & 0xFFFF).float().add_(0.5).mul_(2.0**-32)
+    exponential = uniform.mul_(1 - 2.0**-24).neg_().log1p_().neg_()
+    return exponential.mul_(2.0**33).sub_(1).log1p_().neg_().add_(33 * math.log(2))
+
+
+def _mix_in_place(ids: Tensor, keys: Tensor) -> Tensor:
+    left = ids ^ keys[:, :1]
+    turned, lower = torch.empty_like(left), torch.empty_like(left)
+    right = keys[:, 1:] ^ _rotate_in_place(ids.expand_as(left), 16, turned, lower)
+    for key in torch.split(keys.repeat(1, len(_ROUNDS) // 2) ^ _KEYS, 1, dim=1):
+        right ^= key
+        right ^= _rotate_in_place(left, 14, turned, lower)
+        right ^= _rotate_in_place(left, 19, turned, lower).bitwise_and_(left)
+        left, right = right, left
+    return left
+
+
+def _rotate_in_place(bits: Tensor, count: int, turned: Tensor, lower: Tensor) -> Tensor:
+    """Writes the result to `turned`; overwrites `lower`."""
+    up, down, mask = _TURNS[count]
+    torch.bitwise_right_shift(bits, down, out=lower).bitwise_and_(mask)
+    return torch.bitwise_left_shift(bits, up, out=turned).bitwise_or_(lower)

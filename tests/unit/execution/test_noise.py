@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from execution.noise import _mix, make_noise
+from execution.noise import _mix, make_host_noise, make_noise
 from runtime_svc.engine.scheduler.plan import make_noise_keys
 from tests.ranks.noise import draw_keys, measure_fit
 
@@ -93,3 +93,18 @@ def test_noise_does_not_depend_on_what_else_is_computed() -> None:
     whole = make_noise(torch.arange(1000, dtype=torch.int32), keys)
     assert torch.equal(make_noise(ids, keys), whole[:, ids])
     assert torch.equal(make_noise(ids.expand(5, -1)[:, :3], keys), whole[:, ids[:3]])
+
+
+def test_the_host_computes_the_same_noise() -> None:
+    keys, ids = draw_keys(3000), torch.randperm(1 << ID_BITS, generator=torch.Generator().manual_seed(2)).int()[:1000]
+    assert torch.equal(make_host_noise(ids, keys), make_noise(ids, keys))
+    assert torch.equal(make_host_noise(ids.view(500, 2), keys[:500]), make_noise(ids.view(500, 2), keys[:500]))
+
+
+@pytest.mark.parametrize("bits", [0, -1, 1, -(2**31), 2**31 - 1])
+def test_the_host_has_the_same_ends(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = torch.tensor([[bits]], dtype=torch.int32)
+    for name in ("_mix", "_mix_in_place"):
+        monkeypatch.setattr(f"execution.noise.{name}", lambda *_: mixed)
+    ids = torch.zeros(1, dtype=torch.int32)
+    assert torch.equal(make_host_noise(ids, draw_keys(1)), make_noise(ids, draw_keys(1)))

@@ -153,24 +153,25 @@ def test_min_p_and_typical_p_come_behind_top_k_and_top_p(top_k: int, top_p: floa
         if top_p < 1:
             theirs = TopPLogitsWarper(top_p)(tokens[None], theirs)
         ids, scores = (one[0] for one in candidates(logits[None], params, 0))
-        weights = scores.exp()
-        for cut, warper in (
-            (processors.cut_below(weights, min_p), MinPLogitsWarper(min_p)),
-            (processors.cut_untypical(weights, typical_p), TypicalLogitsWarper(typical_p)),
+        for cuts, warper in (
+            ((min_p, 1.0), MinPLogitsWarper(min_p)),
+            ((0.0, typical_p), TypicalLogitsWarper(typical_p)),
         ):
             expected = warper(tokens[None], theirs).softmax(-1)
-            ours = torch.zeros(VOCAB_SIZE).index_put((ids,), cut / cut.sum())
+            left = sampling.cut(scores[None], torch.tensor([cuts]), params)[0]
+            ours = torch.zeros(VOCAB_SIZE).index_put((ids,), left.softmax(-1))
             assert torch.equal(ours > 0, expected[0] > 0)
             torch.testing.assert_close(ours, expected[0], rtol=1e-5, atol=1e-6)
-            num_cut += int((cut > 0).sum() < (weights > 0).sum())
+            num_cut += int((left.exp() > 0).sum() < (scores.exp() > 0).sum())
     assert num_cut > NUM_CASES / 2
 
 
 def test_what_is_cut_is_never_drawn_and_the_rest_as_often_as_it_should_be() -> None:
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
     params, rows = torch.tensor([[0.0, 0.9, 1.0]]), 50_000
-    ids, scores = (one[0] for one in candidates(logits, params, 0))
-    drawn = sampling.draw(ids, processors.cut(scores, 0.02, 0.6).expand(rows, VOCAB_SIZE), params, draw_keys(rows))
+    ids, scores = candidates(logits, params, 0)
+    left = sampling.cut(scores, torch.tensor([[0.02, 0.6]]), params)
+    drawn = sampling.draw(ids, left.expand(rows, VOCAB_SIZE), params, draw_keys(rows))
     expected = logits
     for warper in (TopPLogitsWarper(0.9), MinPLogitsWarper(0.02), TypicalLogitsWarper(0.6)):
         expected = warper(torch.tensor([[0]]), expected)
@@ -182,20 +183,43 @@ def test_what_is_cut_is_never_drawn_and_the_rest_as_often_as_it_should_be() -> N
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 2 * processors._PART - 7])
 @pytest.mark.parametrize("global_topk", [0, 30])
 def test_host_and_graphs_draw_the_same(vocab_size: int, global_topk: int) -> None:
-    """Whatever rows ask for, alone or together, also beside rows that are cut."""
+    """Whatever rows ask for, alone or together."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(30, vocab_size, generator=generator) * 2
     kinds = torch.tensor([[0, 1.0, 1.0], [0, 0.9, 1.3], [20, 1.0, 0.7], [9, 0.8, 1.5], [0, 1.0, 0.0], [1, 0.5, 2.0]])
-    params, keys = kinds.repeat(5, 1), draw_keys(30)
-    rows = [ProcessedRow(row, cuts=(0.05, 1.0)) for row in range(0, 30, 7)]
+    params, keys, cuts = kinds.repeat(5, 1), draw_keys(30), torch.tensor([[0.0, 1.0]]).repeat(30, 1)
+    cuts[::7] = torch.tensor([0.05, 1.0])
+    rows = [ProcessedRow(row, cuts=tuple(cuts[row].tolist())) for row in range(0, 30, 7)]
     tokens = processors.sample_on_host(logits, params, keys, rows, global_topk)
-    graphs = sampling.sample(logits, params, keys, global_topk)
-    others = [row for row in range(30) if row % 7]
-    assert torch.equal(tokens[others], graphs[others])
+    assert torch.equal(tokens, sampling.sample(logits, params, keys, global_topk, cuts))
     for row in range(30):
         one, own = slice(row, row + 1), [replace(asked, row=0) for asked in rows if asked.row == row]
         alone = processors.sample_on_host(logits[one], params[one], keys[one], own, global_topk)
         assert alone == tokens[row]
+
+
+@pytest.mark.parametrize("doubt", [processors._DOUBT, 2.0])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_rows_without_a_limit_get_the_tokens_of_graphs(
+    doubt: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the vocabulary is ordered, which great doubt asks for, or not; also where many logits are equal."""
+    monkeypatch.setattr(processors, "_DOUBT", doubt)
+    kinds = [
+        (top_p, temperature, cuts)
+        for top_p in (0.02, 0.5, 0.95, 1.0)
+        for temperature in (0.7, 4.0)
+        for cuts in ((0.0, 1.0), (0.01, 1.0), (0.0, 0.9), (1e-4, 0.2))
+    ]
+    for number in range(NUM_CASES // len(kinds) + 1):
+        logits = torch.randn(len(kinds), 4099, generator=torch.Generator().manual_seed(number)) * 2
+        if steps:
+            logits = (logits * steps).round() / steps
+        params = torch.tensor([(0.0, top_p, temperature) for top_p, temperature, _ in kinds])
+        keys, cuts = draw_keys(len(kinds), number), torch.tensor([cuts for *_, cuts in kinds])
+        rows = [ProcessedRow(row, cuts=cuts) for row, (*_, cuts) in enumerate(kinds)]
+        tokens = processors.sample_on_host(logits, params, keys, rows, 0)
+        assert tokens.equal(sampling.sample(logits, params, keys, 0, cuts))
 
 
 def test_rows_of_earlier_releases_are_drawn_as_they_were() -> None:
@@ -232,12 +256,14 @@ def test_a_constraint_rules(vocab_size: int) -> None:
 
 
 def test_rows_that_are_no_numbers_stay_invalid() -> None:
-    logits = torch.zeros(3, VOCAB_SIZE)
-    logits[1, 7] = float("nan")
-    row = Asked(SamplingParams(0.0, forced_token_ids=(5,))).describe(VOCAB_SIZE, 1)
-    params = torch.tensor([[0.0, 1.0, 0.0]]).expand(3, -1)
-    drawn = processors.sample_on_host(logits, params, draw_keys(3), [row], 0)
-    assert drawn.tolist() == [0, INVALID_ROW, 0]
+    """Also where a mask excludes what is no number, or leaves tokens alone that the model excludes."""
+    logits = torch.zeros(4, VOCAB_SIZE)
+    logits[1, 7], logits[2, 5] = float("nan"), float("-inf")
+    rows = [Asked(SamplingParams(forced_token_ids=(5,))).describe(VOCAB_SIZE, row) for row in (1, 2)]
+    for temperature in (0.0, 1.0):
+        params = torch.tensor([[0.0, 1.0, temperature]]).expand(4, -1)
+        drawn = processors.sample_on_host(logits, params, draw_keys(4), rows, 0)
+        assert (drawn == INVALID_ROW).tolist() == [False, True, True, False]
     assert logits[1, 7].isnan()
 
 
