@@ -241,9 +241,11 @@ class Rank:
 
     def _find_logits(self, outputs: Mapping[str, Tensor], rows: list[int]) -> Tensor:
         """The logits of some rows, f32 [N, vocab_size]. If each rank has a part, ranks exchange those of the rows."""
+        # The first ones need no copy.
+        index = slice(len(rows)) if rows == [*range(len(rows))] else rows
         if "logits" in outputs:
-            return outputs["logits"][rows]
-        part = outputs["rank_logits"][rows]
+            return outputs["logits"][index]
+        part = outputs["rank_logits"][index]
         whole = part if self._communicator is None else self._communicator.all_gather(part)
         return whole[:, : self._manifest.tokens.vocab_size].float()
 

@@ -74,8 +74,8 @@ class RowChanges:
             return array("i", make_mask(sampling.forced_token_ids[num_generated : num_generated + 1], self._vocab_size))
         excluded = {*ends, *self._find_repeating(), *self._find_bad()}
         allowed = sampling.allowed_token_ids
-        if constraint is None and not excluded and not allowed:
-            return None
+        if not excluded and not allowed:
+            return None if constraint is None else array("i", constraint)
         leaves_none = excluded.issuperset(allowed) if allowed else len(excluded) >= self._vocab_size
         mask = bytearray(self._allowed)
         for token in () if leaves_none else excluded:
