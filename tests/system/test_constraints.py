@@ -38,14 +38,23 @@ DATE, WORD = r"[12]\d{3}-[01]\d-[0-3]\d", re.compile(r"(red|green|blue)( (red|gr
 EBNF = 'root ::= color (" " color)+\ncolor ::= "red" | "green" | "blue"'
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["rank", *(pytest.param(other, marks=pytest.mark.slow) for other in ("two_ranks", "host", "device"))],
+)
 def picking(stack: Stack, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The shipped model at -O0; the host picks its tokens, or executables with processors do."""
-    config: dict[str, Any] = dict(CONFIG["neuron_config"])
-    if request.param == "host":
-        del config["on_device_sampling_config"]
-    else:
-        config["logit_processors"] = True
+    """The shipped model at -O0: one rank or two pick tokens of rows with constraints, one picks all, or executables do.
+
+    It has room for more sequences than those whose masks a step waits for.
+    """
+    config: dict[str, Any] = CONFIG["neuron_config"] | {"batch_size": 8}
+    match request.param:
+        case "two_ranks":
+            config["tp_degree"] = 2
+        case "host":
+            del config["on_device_sampling_config"]
+        case "device":
+            config["logit_processors"] = True
     name = f"picking-{request.param}"
     stack.provide(name, TINY, {"neuron_config": config})
     with stack.deployed(name):
@@ -75,7 +84,7 @@ def test_sequences_of_several_calls_match_their_constraints(stack: Stack, pickin
     schema = pb.OutputConstraint(json_schema=json.dumps(PERSON))
     plain = pb.GenerateRequest(deployment_id=picking, text="Once", stop=pb.StopConditions(max_new_tokens=20))
     calls = [
-        ask(picking, schema, seed=1, num_sequences=3),
+        ask(picking, schema, seed=1, num_sequences=4),
         ask(picking, pb.OutputConstraint(regex=DATE), seed=2),
         ask(picking, pb.OutputConstraint(choices=pb.Choices(texts=["yes", "no", "perhaps"])), seed=3),
         ask(picking, pb.OutputConstraint(grammar=EBNF), seed=4),
@@ -83,7 +92,7 @@ def test_sequences_of_several_calls_match_their_constraints(stack: Stack, pickin
     ]
     with ThreadPoolExecutor(len(calls)) as pool:
         answers = list(pool.map(lambda call: list(stack.generation().Generate(call)), calls))
-    for index in range(3):
+    for index in range(4):
         jsonschema.validate(json.loads(text_of(answers[0], index)), PERSON)
     assert re.fullmatch(DATE, text_of(answers[1]))
     assert text_of(answers[2]) in {"yes", "no", "perhaps"}
@@ -110,8 +119,7 @@ def test_a_killed_rank_ends_the_requests_that_it_computed_and_the_next_one_keeps
     calls = [stack.generation().Generate(request) for request in (endless, plain)]
     for call in calls:
         next(event for event in call if event.HasField("delta"))
-    (rank,) = stack.ranks()
-    rank.kill()
+    next(iter(stack.ranks())).kill()
     for call in calls:
         events: list[pb.GenerateResponse] = []
         with pytest.raises(grpc.RpcError) as caught:
