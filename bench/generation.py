@@ -11,14 +11,16 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import truediv
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor
+
 from bench.checkpoint import write_checkpoint
-from bench.draws import measure_draws, render_draws
 from bench.formats import PLAIN
 from bench.machine import describe_machine
 from bench.measurements import Measurements
@@ -36,6 +38,7 @@ from bench.services import (
 )
 from bench.tables import Row, count_streams, render_table
 from bench.worker import Worker, median
+from execution.sampling import draw
 
 #: No text that matches it ends within a measurement.
 _SCHEMA: Final = {
@@ -111,6 +114,11 @@ _PROMPT_TITLES: Final = {
     "asked-20": "with each token's and 20 others",
 }
 _NUM_PROMPTS: Final = 5
+#: Candidates of a row that is drawn: those of the default limit, and all of a vocabulary.
+_CANDIDATES: Final = (256, 32_000)
+_NUM_DRAWS: Final = 200
+_INVERSE: Final = "inverse"
+_NOISE: Final = "noise"
 
 
 def _plan(size: str) -> tuple[Workload, Workload]:
@@ -178,7 +186,7 @@ class _Run:
                 address = self._servers[_AHEAD].runtime
                 firsts = self._clients.call("prompts", address=address, deployment=DEPLOYMENT, **call)
                 measured.add(f"prompt.{name}", median(firsts))
-        measure_draws(measured, self._streams.batches)
+        _measure_draws(measured, self._streams.batches)
         shares = load.measure()
         measured.add("others", shares.others)
         measured.add("stolen", shares.stolen)
@@ -225,11 +233,45 @@ def _render(measured: Measurements, streams: Workload, prompts: Workload, durati
         f"## The first token of a prompt of {prompts.prompts[0]} tokens\n\n"
         + render_table(("requests", "time", "times the first"), rows)
     )
-    parts.append(render_draws(measured, streams.batches))
+    parts.append(_render_draws(measured, streams.batches))
     if measured.failures:
         failed: list[Row] = [(what, why[:300]) for what, why in measured.failures.items()]
         parts.append("## Failed\n\n" + render_table(("what", "why"), failed))
     return "\n\n".join(parts) + "\n"
+
+
+def _measure_draws(measured: Measurements, batches: tuple[int, ...]) -> None:
+    """Adds a round of the draws' seconds, compiled for this host as executables are."""
+    compiled = torch.compile(draw, fullgraph=True, dynamic=False)
+    for count, batch in _list_sizes(batches):
+        ids = torch.arange(count, dtype=torch.int32).expand(batch, count).contiguous()
+        scores = torch.linspace(0, -20, count).expand(batch, count).contiguous()
+        sampling_params = torch.tensor([[0.0, 1.0, 1.0]]).repeat(batch, 1)
+        chances = {_NOISE: torch.arange(2 * batch, dtype=torch.int32).view(batch, 2), _INVERSE: torch.rand(batch, 1)}
+        for kind, chance in chances.items():
+            arguments = (ids, scores, sampling_params, chance)
+            compiled(*arguments)
+            measured.add(f"{kind}.{count}.{batch}", median([_time(compiled, arguments) for _ in range(_NUM_DRAWS)]))
+
+
+def _render_draws(measured: Measurements, batches: tuple[int, ...]) -> str:
+    rows: list[Row] = []
+    for count, batch in _list_sizes(batches):
+        noise, inverse = (f"{kind}.{count}.{batch}" for kind in (_NOISE, _INVERSE))
+        times = tuple(f"{measured.typical(name) * 1e6:.0f} µs" for name in (noise, inverse))
+        rows.append((count_streams(batch), str(count), *times, f"{measured.relate(truediv, noise, inverse):.2f}"))
+    head = ("rows", "candidates of each", "by noise", "by the inverse distribution function", "ratio")
+    return "## The draw alone\n\n" + render_table(head, rows)
+
+
+def _time(call: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> float:
+    began_s = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - began_s
+
+
+def _list_sizes(batches: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    return ((count, batch) for count in _CANDIDATES for batch in batches)
 
 
 def _row(measured: Measurements, name: str, batch: int) -> Row:
