@@ -178,7 +178,8 @@ class Rank:
             rows = [row for row in range(num_live) if row not in call.left]
             if rows:
                 views.tokens[rows] = self._pick(outputs, views.inputs, rows, call.processed)
-        views.tokens[list(call.left)] = NO_TOKEN
+        if call.left:
+            views.tokens[list(call.left)] = NO_TOKEN
         self._write_logprobs(call, outputs, views)
         for name in call.reported:
             views.reported[name].copy_(outputs[name])
@@ -232,20 +233,20 @@ class Rank:
         """
         places = {row: place for place, row in enumerate(rows)}
         own = [msgspec.structs.replace(row, row=places[row.row]) for row in processed]
-        logits = self._find_logits(outputs, rows)
+        # The first rows need no copy.
+        index = slice(len(rows)) if rows == [*range(len(rows))] else rows
+        logits = self._find_logits(outputs, index)
         params, chance = (
-            inputs[name][rows] if name in inputs else compiled_in.expand(len(rows), -1)
+            inputs[name][index] if name in inputs else compiled_in.expand(len(rows), -1)
             for name, compiled_in in self._compiled_in.items()
         )
         return sample_on_host(logits, params, chance, own, self._manifest.sampling.global_topk)
 
-    def _find_logits(self, outputs: Mapping[str, Tensor], rows: list[int]) -> Tensor:
+    def _find_logits(self, outputs: Mapping[str, Tensor], rows: slice | list[int]) -> Tensor:
         """The logits of some rows, f32 [N, vocab_size]. If each rank has a part, ranks exchange those of the rows."""
-        # The first ones need no copy.
-        index = slice(len(rows)) if rows == [*range(len(rows))] else rows
         if "logits" in outputs:
-            return outputs["logits"][index]
-        part = outputs["rank_logits"][index]
+            return outputs["logits"][rows]
+        part = outputs["rank_logits"][rows]
         whole = part if self._communicator is None else self._communicator.all_gather(part)
         return whole[:, : self._manifest.tokens.vocab_size].float()
 
