@@ -31,8 +31,8 @@ RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt /wheels/*.whl
 # What every library shares, which the first compile would make; the headers would add 280 MB.
 RUN /opt/kiln/bin/python -m compiler_svc.lower.prebuilt --isa x86-64-v3 --without-headers
-# The library is optional for pip; without it no bundle of several ranks is verified.
-RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
+# The libraries are optional for pip; without the first no bundle of several ranks is verified.
+RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so /opt/kiln/lib/python3.11/site-packages/execution/_sampling*.so
 # What no service needs: torch's tests, and pip.
 RUN rm -r /opt/kiln/lib/python3.11/site-packages/torch/test && find /opt/kiln/lib/python3.11/site-packages/torch/bin -type f ! -name torch_shm_manager -delete && /opt/kiln/bin/python -m pip uninstall --yes pip
 

@@ -30,8 +30,8 @@ COPY runtime_svc /src/runtime_svc
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel ${PIP_EXTRA_ARGS} --no-deps --no-build-isolation --wheel-dir /wheels /src/runtime_svc
 # With the API that routers know (docs/api.md).
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} --constraint /src/constraints.txt /wheels/*.whl 'kiln-runtime[vllm-engine]'
-# The library is optional for pip; without it no bundle of several ranks runs.
-RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
+# The libraries are optional for pip; without the first no bundle of several ranks runs.
+RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so /opt/kiln/lib/python3.11/site-packages/execution/_sampling*.so
 # What no service needs: torch's tests and its headers, which only a compiler reads, and pip.
 RUN rm -r /opt/kiln/lib/python3.11/site-packages/torch/test /opt/kiln/lib/python3.11/site-packages/torch/include && find /opt/kiln/lib/python3.11/site-packages/torch/bin -type f ! -name torch_shm_manager -delete && /opt/kiln/bin/python -m pip uninstall --yes pip
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from execution.noise import _mix, make_host_noise, make_noise
+from execution.noise import make_noise, mix
 from runtime_svc.engine.scheduler.plan import make_noise_keys
 from tests.ranks.noise import draw_keys, measure_fit
 
@@ -23,7 +23,7 @@ def count_bits(words: Tensor) -> Tensor:
 
 
 def hash_ids(ids: Tensor, keys: Tensor) -> Tensor:
-    return _mix(ids, keys[:, :1], keys[:, 1:])
+    return mix(ids, keys[:, :1], keys[:, 1:])
 
 
 #: Seeds and positions of rows, of which neighbours follow each other.
@@ -75,7 +75,7 @@ def test_ids_of_a_row_have_different_hashes_spread_evenly() -> None:
 
 @pytest.mark.parametrize("bits", [0, -1, 1, -(2**31), 2**31 - 1])
 def test_noise_is_finite_at_both_ends(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("execution.noise._mix", lambda *_: torch.tensor([[bits]], dtype=torch.int32))
+    monkeypatch.setattr("execution.noise.mix", lambda *_: torch.tensor([[bits]], dtype=torch.int32))
     value = (bits % 2**32 + 0.5) / 2**32
     expected = max(-math.log(-math.log1p(-value)), -2.813)
     assert float(make_noise(torch.zeros(1, dtype=torch.int32), draw_keys(1))) == pytest.approx(expected, abs=2e-3)
@@ -93,18 +93,3 @@ def test_noise_does_not_depend_on_what_else_is_computed() -> None:
     whole = make_noise(torch.arange(1000, dtype=torch.int32), keys)
     assert torch.equal(make_noise(ids, keys), whole[:, ids])
     assert torch.equal(make_noise(ids.expand(5, -1)[:, :3], keys), whole[:, ids[:3]])
-
-
-def test_the_host_computes_the_same_noise() -> None:
-    keys, ids = draw_keys(3000), torch.randperm(1 << ID_BITS, generator=torch.Generator().manual_seed(2)).int()[:1000]
-    assert torch.equal(make_host_noise(ids, keys), make_noise(ids, keys))
-    assert torch.equal(make_host_noise(ids.view(500, 2), keys[:500]), make_noise(ids.view(500, 2), keys[:500]))
-
-
-@pytest.mark.parametrize("bits", [0, -1, 1, -(2**31), 2**31 - 1])
-def test_the_host_has_the_same_ends(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = torch.tensor([[bits]], dtype=torch.int32)
-    for name in ("_mix", "_mix_in_place"):
-        monkeypatch.setattr(f"execution.noise.{name}", lambda *_: mixed)
-    ids = torch.zeros(1, dtype=torch.int32)
-    assert torch.equal(make_host_noise(ids, draw_keys(1)), make_noise(ids, draw_keys(1)))

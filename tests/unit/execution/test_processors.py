@@ -26,6 +26,7 @@ from transformers import (
 
 from bundle.abi.outputs import INVALID_ROW
 from execution import processors, sampling
+from execution.host_rows import change_row
 from execution.sampling import candidates
 from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow
@@ -70,7 +71,7 @@ def change(
     if num_generated:
         prompt, output = prompt[:-num_generated], prompt[-num_generated:]
     asked = Asked(SamplingParams(**parameters), prompt, output, tuple(ends))
-    return processors.process(logits, asked.describe(VOCAB_SIZE))
+    return change_row(logits, asked.describe(VOCAB_SIZE))
 
 
 def test_bias() -> None:
@@ -234,7 +235,7 @@ def test_a_token_is_left_whatever_is_excluded() -> None:
     words = tuple((token,) for token in range(4))
     for allowed, left in ((), logits), ((1,), torch.tensor([0, 1.0, 0, 0]).where(logits == 1, float("-inf"))):
         row = Asked(SamplingParams(bad_words=words, allowed_token_ids=allowed)).describe(4)
-        assert processors.process(logits, row).equal(left)
+        assert change_row(logits, row).equal(left)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 32, 33, 100])
@@ -250,7 +251,7 @@ def test_a_constraint_rules(vocab_size: int) -> None:
         (SamplingParams(bad_words=tuple((one,) for one in allowed)), allowed),
         (SamplingParams(bad_words=tuple((one,) for one in allowed[1:])), allowed[:1]),
     ):
-        left = processors.process(logits, Asked(asked, constraint=mask).describe(vocab_size))
+        left = change_row(logits, Asked(asked, constraint=mask).describe(vocab_size))
         assert (left > float("-inf")).nonzero()[:, 0].tolist() == sorted(set(expected))
         assert torch.equal(left[left > float("-inf")], logits[left > float("-inf")])
 

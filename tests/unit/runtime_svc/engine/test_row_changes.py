@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
+from execution.host_rows import change_row
 from execution.logit_changes import change_logits
-from execution.processors import process
 from execution.sampling_parameters import SamplingParams
 from execution.step import ProcessedRow
 from runtime_svc.engine.scheduler.row_changes import RowChanges
@@ -25,7 +25,7 @@ def test_logits_are_those_of_the_host_bit_by_bit() -> None:
         asked, logits = draw_asked(draw, VOCAB_SIZE), torch.randn(VOCAB_SIZE, generator=generator) * 5
         changes = make_changes([asked], VOCAB_SIZE)
         changed = change_logits(logits[None], changes, VOCAB_SIZE, None)[0]
-        assert changed.equal(process(logits, asked.describe(VOCAB_SIZE))), asked
+        assert changed.equal(change_row(logits, asked.describe(VOCAB_SIZE))), asked
         parts = torch.nn.functional.pad(logits, (0, 3 * SHARE - VOCAB_SIZE)).split(SHARE)
         firsts = [torch.tensor([rank * SHARE], dtype=torch.int32) for rank in range(3)]
         of_ranks = [

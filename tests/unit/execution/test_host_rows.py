@@ -1,0 +1,83 @@
+"""Rows on the host have the bits that graphs give them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from execution import candidates, host_rows, noise, sampling
+from execution.logit_changes import change_logits
+from tests.ranks.noise import draw_keys
+from tests.ranks.processed_rows import draw_asked, make_changes
+
+NUM_CASES = 1000
+
+
+@pytest.fixture(params=[True, False], ids=["native", "graphs"])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_rows.load_sampling_library() is not None
+    if not request.param:
+        monkeypatch.setattr(host_rows, "load_sampling_library", lambda: None)
+
+
+def draw_logits(num_rows: int, vocab_size: int, seed: int) -> torch.Tensor:
+    """Logits of which many are equal, 0 of either sign, or excluded, f32 [N, V]."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_rows, vocab_size, generator=generator) * 4
+    logits[1::4] = logits[1::4].round()
+    logits[2::4].masked_fill_(torch.rand(logits[2::4].shape, generator=generator) < 0.95, float("-inf"))
+    logits[3::8] = 1.0
+    logits[7::8] = -logits[7::8].abs().floor()
+    return logits
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("vocab_size", [1, 7, 32, 33, 70, 3001])
+def test_the_likeliest_tokens(vocab_size: int) -> None:
+    for seed, count in enumerate((1, 2, 5, 32, 40, 100, 3001)):
+        logits, taken = draw_logits(16, vocab_size, seed), min(count, vocab_size)
+        expected = candidates.take_top(logits, taken)
+        assert all(map(torch.equal, host_rows.take_top(list(logits), taken), expected))
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_rows_that_are_no_numbers_have_ids_and_disturb_no_other_row(count: int) -> None:
+    logits = draw_logits(6, 40, 1)
+    expected = candidates.take_top(logits[:1], count)
+    logits[1], logits[2], logits[3, ::3], logits[4, 5] = float("nan"), float("-inf"), -float("nan"), float("inf")
+    top, ids = host_rows.take_top(list(logits), count)
+    assert ((ids >= 0) & (ids < 40)).all()
+    assert top[:1].equal(expected[0])
+    assert ids[:1].equal(expected[1])
+
+
+@pytest.mark.usefixtures("rows")
+def test_rows_are_valid_that_are_numbers() -> None:
+    logits = draw_logits(6, 40, 1)
+    logits[1, 7], logits[2], logits[3, 39], logits[4, 1:] = float("nan"), float("-inf"), float("inf"), float("-inf")
+    logits[5] = -float("nan")
+    assert host_rows.is_valid(list(logits)).tolist() == [[True], [False], [False], [False], [True], [False]]
+    assert sampling.is_valid(logits).equal(host_rows.is_valid(list(logits)))
+
+
+@pytest.mark.usefixtures("rows")
+def test_changes() -> None:
+    draw = random.Random(1)
+    for _ in range(NUM_CASES):
+        vocab_size = draw.choice((32, 33, 70, 71))
+        asked, logits = draw_asked(draw, vocab_size), draw_logits(4, vocab_size, draw.getrandbits(20))
+        row = asked.describe(vocab_size)
+        given = logits.clone()
+        expected = change_logits(given, make_changes([asked] * len(logits), vocab_size), vocab_size, None)
+        assert torch.stack([host_rows.change_row(own, row) for own in logits]).equal(expected)
+        assert logits.equal(given)
+
+
+@pytest.mark.usefixtures("rows")
+def test_noise() -> None:
+    keys, ids = draw_keys(3000), torch.randperm(1 << 18, generator=torch.Generator().manual_seed(2)).int()[:1000]
+    for own, own_keys in ((ids[:130], keys), (ids.view(500, 2), keys[:500]), (ids[None], keys[:1])):
+        assert host_rows.make_noise(own, own_keys).equal(noise.make_noise(own, own_keys))
