@@ -50,17 +50,18 @@ extern "C" {
 
 // As `sampling.is_valid`, of one row: 0 or 1.
 int32_t kiln_is_valid(const float* logits, int64_t vocab_size) {
-  bool is_excluded = true, is_below_infinity = true;
+  // Not bool: no compiler computes with several of them at a time.
+  int32_t is_left = 0, is_below_infinity = 1;
   for (int64_t id = 0; id < vocab_size; ++id) {
-    is_excluded &= logits[id] == kExcluded;
+    is_left |= logits[id] > kExcluded;
     is_below_infinity &= logits[id] < -kExcluded;
   }
-  return is_below_infinity && !is_excluded;
+  return is_left & is_below_infinity;
 }
 
 // As `logit_changes.change_logits`, of one row. `mask` may be null.
 void kiln_change_row(const float* given, int64_t vocab_size, int64_t num_pairs, const int32_t* ids, const float* bias,
-                     const float* factor, const float* penalty, const uint8_t* mask, float* logits) {
+                     const float* factor, const float* penalty, const uint8_t* mask, float* __restrict logits) {
   memcpy(logits, given, vocab_size * sizeof *logits);
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
     float& logit = logits[ids[pair]];
@@ -71,7 +72,8 @@ void kiln_change_row(const float* given, int64_t vocab_size, int64_t num_pairs, 
   // Sums: what is no number stays so.
   const int64_t num_whole = vocab_size / 8;
   for (int64_t byte = 0; byte < num_whole; ++byte) {
-    for (int bit = 0; bit < 8; ++bit) logits[8 * byte + bit] += kAdded.values[mask[byte]][bit];
+    const float* added = kAdded.values[mask[byte]];
+    for (int bit = 0; bit < 8; ++bit) logits[8 * byte + bit] += added[bit];
   }
   for (int64_t id = 8 * num_whole; id < vocab_size; ++id) logits[id] += kAdded.values[mask[num_whole]][id % 8];
 }

@@ -129,8 +129,11 @@ class RunStep(_Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PickTokens(_Message, frozen=True, kw_only=True):
-    """Pick tokens that the newest step has left. The answer is `Done`; the results are where the step's are."""
+    """Pick tokens that the newest step, which is one of `tag`, has left. The answer is `Stepped`, as if the step had
+    picked them; the results are where the step's are.
+    """
 
+    tag: str
     processed: tuple[ProcessedRow, ...]
 
 

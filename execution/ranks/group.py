@@ -213,26 +213,29 @@ class RankGroup:
                 self._turn.release()
             raise
         self._next_set = (memory_set + 1) % NUM_SETS
+        return self._call_step(RunStep.of(step, memory_set), step, memory_set)
+
+    async def pick(self, processed: Sequence[ProcessedRow]) -> asyncio.Future[StepResult]:
+        """Has tokens picked that the newest step has left, immediately behind it if it has not ended.
+
+        Returns the step's result with them, which raises what the step's does. Rows that are not `processed` still have
+        no token.
+        """
+        newest = self._newest
+        assert newest is not None, "it leaves rows"
+        if not self._steps:
+            await self._turn.acquire()
+        call = PickTokens(tag=newest.step.tag, processed=tuple(processed))
+        return self._call_step(call, newest.step, newest.memory_set)
+
+    def _call_step(self, call: RunStep | PickTokens, step: Step, memory_set: int) -> asyncio.Future[StepResult]:
         under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
         self._steps.append(under_way)
         self._newest = under_way
-        call = RunStep.of(step, memory_set)
         on_answer = partial(self._take_answer, under_way)
         for rank in self._ranks:
             rank.begin(call, on_answer)
         return under_way.result
-
-    @_seen_through
-    async def pick(self, processed: Sequence[ProcessedRow]) -> StepResult:
-        """Picks tokens that the newest step has left, before the next one; returns the step's result with them.
-
-        Rows that are not `processed` still have no token.
-        """
-        async with self._turn:
-            newest = self._newest
-            assert newest is not None, "it has left rows"
-            await self._call_together(PickTokens(processed=tuple(processed)))
-            return self._memory.read_result(newest.step, newest.memory_set, newest.result.result().duration_s)
 
     @_seen_through
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:

@@ -66,6 +66,7 @@ class _LeftRows:
 
     call: RunStep
     outputs: Mapping[str, Tensor]
+    duration_s: float
 
 
 class Rank:
@@ -99,8 +100,8 @@ class Rank:
                 return self._load(on_loaded)
             case RunStep():
                 return self._run_step(call)
-            case PickTokens(processed=processed):
-                self._pick_left(processed)
+            case PickTokens():
+                return self._pick_left(call)
             case WarmUp():
                 self._warm_up()
             case StageWeights(path=path):
@@ -165,9 +166,10 @@ class Rank:
         if self._launch.rank == 0:
             self._write_result(call, outputs, views)
         self._tokens = outputs.get("tokens")
+        duration_s = time.perf_counter() - started
         if call.left:
-            self._tokens, self._left = None, _LeftRows(call, outputs)
-        return Stepped(duration_s=time.perf_counter() - started)
+            self._tokens, self._left = None, _LeftRows(call, outputs, duration_s)
+        return Stepped(duration_s=duration_s)
 
     def _write_result(self, call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:
         if "tokens" in outputs:
@@ -196,16 +198,17 @@ class Rank:
             views.top_logprobs[live, ..., : call.top_logprobs] = found[2]
 
     @torch.no_grad()
-    def _pick_left(self, processed: Sequence[ProcessedRow]) -> None:
-        left = self._left
-        assert left is not None, "the newest step has left rows"
-        call, outputs = left.call, left.outputs
-        views, rows = self._views[call.memory_set][call.tag], [row.row for row in processed]
+    def _pick_left(self, call: PickTokens) -> Stepped:
+        started, left = time.perf_counter(), self._left
         with self._failing_together(call.tag):
-            picked = self._pick(outputs, views.inputs, rows, processed)
+            if left is None:
+                raise StepAborted(call.tag, "it failed before the tokens that it left were picked")
+            views, rows = self._views[left.call.memory_set][call.tag], [row.row for row in call.processed]
+            picked = self._pick(left.outputs, views.inputs, rows, call.processed)
         if self._launch.rank == 0:
             views.tokens[rows] = picked
-            self._write_logprobs(call, outputs, views)
+            self._write_logprobs(left.call, left.outputs, views)
+        return Stepped(duration_s=left.duration_s + time.perf_counter() - started)
 
     @contextmanager
     def _failing_together(self, tag: str) -> Iterator[None]:

@@ -72,8 +72,13 @@ class ConstrainedRequests:
         if not self._picks_late or sum(one.lacks_mask for one in self.running) <= _FEW:
             await self._wait()
 
-    async def wait_behind(self, rows: Sequence[Request]) -> None:
-        """Waits behind a step that has left rows for their masks. Those that do not come soon, no step awaits."""
+    async def wait_behind(self, rows: Sequence[Request], step: asyncio.Future[Any]) -> None:
+        """Waits for masks of rows that a step leaves, until it has ended and a little longer.
+
+        Masks that have not come by then are awaited by no step.
+        """
+        while self._asking and not step.done() and any(one.lacks_mask for one in rows):
+            await asyncio.wait((*self._asking, step), return_when=asyncio.FIRST_COMPLETED)
         if any(one.lacks_mask for one in rows):
             await self._wait()
         for one in rows:

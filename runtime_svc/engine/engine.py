@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class EngineState(enum.Enum):
 
 class _RunningStep(NamedTuple):
     plan: StepPlan
-    result: Awaitable[StepResult]
+    result: asyncio.Future[StepResult]
     left: Sequence[int]
 
 
@@ -213,9 +213,7 @@ class Engine:
             plan = self.scheduler.schedule_behind(running.plan)
             if plan is not None:
                 self._behind = await self._begin(plan)
-        result = await running.result
-        if running.left:
-            result = await self._pick_left(running) or result
+        result = await (self._pick_left(running) if running.left else running.result)
         self._running = None
         self.num_steps += 1
         self.scheduler.policy.chunk_size.observe(running.plan, result.duration_s)
@@ -271,12 +269,15 @@ class Engine:
             self._captures.record(step, plan.list_captured())
         return _RunningStep(plan, await self.ranks.begin(step), step.left)
 
-    async def _pick_left(self, step: _RunningStep) -> StepResult | None:
-        """Has the ranks pick tokens that a step has left, of rows whose masks have come; None if none has."""
+    async def _pick_left(self, step: _RunningStep) -> StepResult:
+        """Has the ranks pick tokens that a step leaves, of rows whose masks come in time; returns the step's result."""
         left = [row for row in step.plan.rows if row.row in step.left and row.request.finish is None]
-        await self.requests.constraints.wait_behind([row.request for row in left])
+        await self.requests.constraints.wait_behind([row.request for row in left], step.result)
         found = [row for row in left if not row.request.lacks_mask and row.request.finish is None]
-        return await self.ranks.pick(self._builder.describe(found)) if found else None
+        # Called while the step runs, if the masks have come: the ranks go on without a word.
+        picked = await self.ranks.pick(self._builder.describe(found)) if found else step.result
+        result = await step.result
+        return await picked if found else result
 
     async def _reset(self, policy: InFlightPolicy, forget: Callable[[], Sequence[int]] | None = None) -> ResetReceipt:
         """Zeroes the KV cache between two steps: what `forget` returns, which frees it, or else all."""

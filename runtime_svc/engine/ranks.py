@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -39,14 +39,16 @@ class Ranks(Protocol):
     async def warm_up(self) -> None:
         """Touches the whole KV cache, and runs every executable once."""
 
-    async def begin(self, step: Step) -> Awaitable[StepResult]:
-        """Calls every rank to run one executable once; returns the awaitable of the result.
+    async def begin(self, step: Step) -> asyncio.Future[StepResult]:
+        """Calls every rank to run one executable once; returns the result to come.
 
         The previous step must have ended, unless this one depends on it.
         """
 
-    async def pick(self, processed: Sequence[ProcessedRow]) -> StepResult:
-        """Picks tokens of rows that the newest step, which has ended, has left; returns its result with them."""
+    async def pick(self, processed: Sequence[ProcessedRow]) -> asyncio.Future[StepResult]:
+        """Has tokens picked of rows that the newest step, which may still run, leaves; returns its result with them, to
+        come.
+        """
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use; steps may run meanwhile."""

@@ -133,6 +133,8 @@ class FakeRanks:
         self._newest: tuple[list[int], StepResult] | None = None
         #: Rows that were picked behind their steps.
         self.picked: list[list[int]] = []
+        #: How often tokens were asked for before the step that leaves them had ended.
+        self.num_chained_picks = 0
         self.is_warm = False
         self.weights_bytes = 1000
         self.state_bytes = STATE_BYTES
@@ -201,10 +203,18 @@ class FakeRanks:
         self._newest = tokens, result
         return result
 
-    async def pick(self, processed: Sequence[ProcessedRow]) -> StepResult:
+    async def pick(self, processed: Sequence[ProcessedRow]) -> asyncio.Future[StepResult]:
+        assert self._last_begun is not None
+        self.num_chained_picks += self.is_running
+        self._last_begun = asyncio.ensure_future(self._pick(processed, self._last_begun))
+        self.num_under_way += 1
+        self._last_begun.add_done_callback(self._end_step)
+        return asyncio.shield(self._last_begun)
+
+    async def _pick(self, processed: Sequence[ProcessedRow], step: asyncio.Future[StepResult]) -> StepResult:
+        await step
         await self._alive(asyncio.sleep(0))
         assert self._newest is not None
-        assert not self.is_running, "the step has not ended"
         tokens, result = self._newest
         given = [*result.tokens]
         for row in processed:

@@ -12,7 +12,7 @@ from execution.errors import RankDied, RankFailed, StepAborted, StepFailed
 from execution.ranks.control import RunStep, Stepped
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from execution.step import Step, StepResult
+from execution.step import ProcessedRow, Step, StepResult
 from tests.contract.executors.executor_suite import CTE, TKG, prompt_inputs, token_inputs
 from tests.hang_guard import HANG_S
 from tests.ranks.toy import SLOTS, ToyBundle
@@ -32,6 +32,9 @@ def decode(tokens: list[int], position: int, *, depends_on_previous: bool = Fals
     inputs = token_inputs([0, 0] if depends_on_previous else tokens, [position, position + 1], [0, 1])
     one = step(TKG, inputs, 2, params=(7.0, 0.95, 0.8), seed=position)
     return msgspec.structs.replace(one, depends_on_previous=depends_on_previous)
+
+
+LEAVING = msgspec.structs.replace(decode([8, 14], 3), left=(0,))
 
 
 def newest(result: StepResult) -> list[int]:
@@ -165,6 +168,27 @@ async def test_a_step_that_depends_on_a_failed_one_fails_on_every_rank(
             await group.stage_weights(shards)
             await group.swap_weights()
             assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+async def test_tokens_that_a_failed_step_left_are_not_picked(
+    tp_degree: int, toy: MakeToy, forkservers: RankForkservers
+) -> None:
+    bundle = toy("tokens", 0, tp_degree)
+    async with loaded_group(bundle.manifest, bundle.blobs, forkservers) as (group, _), asyncio.timeout(HANG_S):
+        before = await group.run(decode([8, 14], 3))
+        await group.run(LEAVING)
+        # There are no tokens that it could depend on.
+        failing = await group.begin(msgspec.structs.replace(LEAVING, depends_on_previous=True))
+        picked = await group.pick([ProcessedRow(0)])
+        with pytest.raises(StepAborted, match="the previous step has no tokens"):
+            await failing
+        with pytest.raises(StepAborted):
+            await picked
+        running = await group.begin(LEAVING)
+        picked = await group.pick([ProcessedRow(0)])
+        assert (await running).tokens[0] == []
+        assert (await picked).tokens == before.tokens
 
 
 @pytest.mark.parametrize("without", [0, 1])

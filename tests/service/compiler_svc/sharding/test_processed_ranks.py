@@ -141,8 +141,11 @@ async def pick_in_ranks(bundle: UnpublishedBundle, forkservers: RankForkservers)
             logits = logits[:, : manifest.tokens.vocab_size]
             expected = sample_on_host(logits, params, keys, step.processed, manifest.sampling.global_topk)
             assert [token for (token,) in result.tokens] == expected.tolist()
-            await group.run(msgspec.structs.replace(step, processed=step.processed[:1], left=(2, 1)))
-            later = await group.pick(step.processed[1:])
+            running = await group.begin(msgspec.structs.replace(step, processed=step.processed[:1], left=(2, 1)))
+            if position % 2:
+                await running
+            later = await (await group.pick(step.processed[1:]))
+            assert (await running).tokens == [result.tokens[0], [], []]
             assert later.tokens == [result.tokens[0], [], result.tokens[2]]
         first, second = ask(NUM_STEPS), ask(NUM_STEPS + 1)
         tokens = [token for (token,) in (await group.run(first)).tokens]

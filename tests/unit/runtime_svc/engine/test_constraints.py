@@ -239,6 +239,7 @@ async def test_masks_of_many_are_found_while_a_step_runs(
     is_preempted = options.get("num_blocks") == 16
     assert bool(harness.engine.scheduler.statistics.preemptions) == is_preempted
     assert max(map(len, harness.ranks.picked)) > (0 if is_preempted else 4)
+    assert harness.ranks.num_chained_picks > 0
 
 
 @pytest.mark.parametrize("count", [None, 0, 2])
