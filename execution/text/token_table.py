@@ -7,6 +7,7 @@ metaspace, whose tokens are text with a mark for spaces.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
@@ -54,14 +55,34 @@ def find_dependence(table: TokenTable | None) -> str | None:
     return None
 
 
-def make_decoder(table: TokenTable) -> TokenDecoder:
+def make_decoder(table: TokenTable) -> TableDecoder:
     """Returns the decoder of a table."""
     return _DECODERS[table.kind](table)
 
 
-class _ByteLevelDecoder(TokenDecoder):
+class TableDecoder(TokenDecoder):
+    """Turns tokens into text by a table."""
+
     def __init__(self, table: TokenTable) -> None:
         super().__init__()
+        self._special_ids = frozenset(table.special_ids)
+
+    def decode_matched(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens as a grammar reads it, which sees special tokens: what follows one begins no text.
+
+        So nothing is stripped if the first token is special; else this is `decode`.
+        """
+        is_begun = token_ids and token_ids[0] in self._special_ids
+        return self._decode_within(token_ids) if is_begun else self.decode(token_ids)
+
+    @abstractmethod
+    def _decode_within(self, token_ids: Sequence[int]) -> str:
+        """Returns what tokens add to a text that others begin."""
+
+
+class _ByteLevelDecoder(TableDecoder):
+    def __init__(self, table: TokenTable) -> None:
+        super().__init__(table)
         self._size = len(table.tokens)
         self._all = [token or b"" for token in table.tokens]
         self._shown = self._all.copy()
@@ -73,44 +94,57 @@ class _ByteLevelDecoder(TokenDecoder):
         # A model may have more ids than its tokenizer; they have no text.
         return b"".join([tokens[token_id] for token_id in token_ids if token_id < size]).decode(errors="replace")
 
+    def _decode_within(self, token_ids: Sequence[int]) -> str:
+        return self.decode(token_ids)
 
-class _ByteFallbackDecoder(TokenDecoder):
+
+class _ByteFallbackDecoder(TableDecoder):
     def __init__(self, table: TokenTable) -> None:
-        super().__init__()
-        byte_ids, special_ids = frozenset(table.byte_ids), frozenset(table.special_ids)
+        super().__init__(table)
+        byte_ids = frozenset(table.byte_ids)
         #: Text, or a single byte; None has neither.
         self._all: list[str | bytes | None] = [
             token if token is None or token_id in byte_ids else token.decode()
             for token_id, token in enumerate(table.tokens)
         ]
-        self._shown = [None if token_id in special_ids else token for token_id, token in enumerate(self._all)]
+        self._shown = [None if token_id in self._special_ids else token for token_id, token in enumerate(self._all)]
         self._stripped, self._max_stripped = table.stripped, table.max_stripped
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        tokens, size = self._shown if skip_special_tokens else self._all, len(self._all)
-        text = "".join(_join_bytes(tokens[token_id] for token_id in token_ids if token_id < size))
+        text = self._join(token_ids, self._shown if skip_special_tokens else self._all)
         num_stripped = 0
         while num_stripped < min(self._max_stripped, len(text)) and text[num_stripped] == self._stripped:
             num_stripped += 1
         return text[num_stripped:]
 
+    def _decode_within(self, token_ids: Sequence[int]) -> str:
+        return self._join(token_ids, self._shown)
 
-class _MetaspaceDecoder(TokenDecoder):
+    def _join(self, token_ids: Sequence[int], tokens: Sequence[str | bytes | None]) -> str:
+        return "".join(_join_bytes(tokens[token_id] for token_id in token_ids if token_id < len(tokens)))
+
+
+class _MetaspaceDecoder(TableDecoder):
     def __init__(self, table: TokenTable) -> None:
-        super().__init__()
-        special_ids = frozenset(table.special_ids)
+        super().__init__(table)
         self._marker = table.marker
         self._all = [None if token is None else token.decode() for token in table.tokens]
-        self._shown = [None if token_id in special_ids else token for token_id, token in enumerate(self._all)]
+        self._shown = [None if token_id in self._special_ids else token for token_id, token in enumerate(self._all)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        tokens, size = self._shown if skip_special_tokens else self._all, len(self._all)
-        texts = [text for token_id in token_ids if token_id < size and (text := tokens[token_id]) is not None]
+        texts = self._list(token_ids, self._shown if skip_special_tokens else self._all)
         first, others = "".join(texts[:1]), "".join(texts[1:])
         return first.replace(self._marker, "") + others.replace(self._marker, " ")
 
+    def _decode_within(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._list(token_ids, self._shown)).replace(self._marker, " ")
 
-_DECODERS: Final[Mapping[str, Callable[[TokenTable], TokenDecoder]]] = {
+    def _list(self, token_ids: Sequence[int], tokens: Sequence[str | None]) -> list[str]:
+        found = (tokens[token_id] for token_id in token_ids if token_id < len(tokens))
+        return [text for text in found if text is not None]
+
+
+_DECODERS: Final[Mapping[str, Callable[[TokenTable], TableDecoder]]] = {
     "byte_level": _ByteLevelDecoder,
     "byte_fallback": _ByteFallbackDecoder,
     "metaspace": _MetaspaceDecoder,

@@ -327,7 +327,7 @@ class Deployment:
             for request in requests:
                 request.adapter = adapter
                 request.constrained = serving.text.constrain(constraint, mask)
-            texts = [serving.text.sequence_text(call.stop_strings) for _ in requests]
+            texts = [serving.text.sequence_text(call.stop_strings, is_constrained=bool(constraint)) for _ in requests]
             stream = serving.engine.submit(requests, texts, deadline_s=deadline_s)
         except BaseException:
             if pending is not None:

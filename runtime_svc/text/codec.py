@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -144,10 +144,13 @@ class TextCodec:
         call = Decode(token_ids=pack_ids(list(token_ids)), skip_special_tokens=skip_special_tokens)
         return (await self._queue.run(num_ids, call, Decoded, _DECODING)).text
 
-    def sequence_text(self, stop_strings: Sequence[str]) -> SequenceText | PiecewiseText | NoText:
-        """Makes the output text of a new sequence."""
+    def sequence_text(
+        self, stop_strings: Sequence[str], *, is_constrained: bool = False
+    ) -> SequenceText | PiecewiseText | NoText:
+        """Makes the output text of a new sequence; a constrained one has the text that its grammar reads."""
         if self._decoder is not None:
-            return SequenceText(self._decoder, stop_strings)
+            decode = self._decoder.decode_matched if is_constrained else self._decoder.decode
+            return SequenceText(self._decoder, stop_strings, decode)
         return PiecewiseText(self._texts, stop_strings) if self.has_tokenizer else NoText()
 
     async def prompt_text(self, token_ids: Sequence[int]) -> SequenceText | PiecewiseText | NoText:
@@ -190,9 +193,15 @@ class TextCodec:
 class SequenceText:
     """Detokenizes a sequence and watches for stop strings."""
 
-    def __init__(self, decoder: TokenDecoder, stop_strings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        stop_strings: Sequence[str],
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """Takes a decoder; `decode` makes the text of its tokens in place of the decoder's own function."""
         self._decoder = decoder
-        self._detokenizer = Detokenizer(decoder.decode, decoder.decode_one)
+        self._detokenizer = Detokenizer(decode or decoder.decode, decoder.decode_one)
         self._matcher = StopStringMatcher(stop_strings)
         #: Characters of the text so far, with those that are held back because a stop string may begin with them.
         self.num_chars = 0

@@ -13,15 +13,15 @@ from typing import Any, Final
 import jsonschema
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers
 
 from execution.text.constraint import Constraint
-from execution.text.decoder import TokenDecoder
 from execution.text.detokenizer import Detokenizer
+from execution.text.lark import quote
 from execution.text.matchers import Matchers
-from execution.text.token_table import make_decoder
+from execution.text.token_table import TableDecoder, make_decoder
 from execution.text.tokenizer import Tokenizer
 from tests.checkpoints.tokenizer_files import byte_fallback, byte_level, metaspace, trained_byte_fallback
 from tests.constraints.schemas import generate
@@ -121,7 +121,7 @@ KINDS: Final = pytest.mark.parametrize("kind", TRAINED)
 
 
 @cache
-def clients_of(kind: str) -> tuple[Writer, TokenDecoder]:
+def clients_of(kind: str) -> tuple[Writer, TableDecoder]:
     """Returns what draws tokens, and what makes the text that clients get of them."""
     with TemporaryDirectory() as directory:
         tokenizer = save(TRAINED[kind](), Path(directory))
@@ -130,15 +130,19 @@ def clients_of(kind: str) -> tuple[Writer, TokenDecoder]:
     return make_writer(tokenizer), make_decoder(table)
 
 
-def stream(kind: str, constraint: Constraint, seed: int, max_tokens: int = 60) -> str | None:
+#: A special token.
+MARK: Final = "<s>"
+
+
+def stream(kind: str, constraint: Constraint, seed: int, max_tokens: int = 60, begin: str = "") -> str | None:
     """Returns the text that clients get, token by token; None if it has not ended after so many."""
     writer, decoder = clients_of(kind)
-    tokens = writer.draw(constraint, seed, max_tokens)
+    tokens = writer.draw(constraint, seed, max_tokens, writer.tokenizer.encode(begin, add_special_tokens=False))
     if tokens is None:
         return None
-    detokenizer = Detokenizer(decoder.decode, decoder.decode_one)
+    detokenizer = Detokenizer(decoder.decode_matched, decoder.decode_one)
     text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
-    assert text == writer.tokenizer.decode(tokens)
+    assert text == writer.tokenizer.decode(tokens, skip_special_tokens=False).replace(MARK, "")
     return text
 
 
@@ -161,6 +165,18 @@ def test_clients_get_one_of_any_choices(kind: str, data: st.DataObject, seed: in
     letters = 'ab  é{}"' + ("日\n" if "stripped" in kind else "")
     choices = data.draw(st.lists(st.text(letters, max_size=7), min_size=1, max_size=4, unique=True))
     assert stream(kind, Constraint(kind="choices", choices=tuple(choices)), seed) in choices
+
+
+@KINDS
+@given(text=st.text('ab  é{}"', max_size=7), seed=st.integers(0, 1 << 20))
+@settings(max_examples=20, deadline=None)
+@example(text=" cat", seed=0)
+def test_clients_get_all_text_behind_a_special_token(kind: str, text: str, seed: int) -> None:
+    for begin, value in ((MARK, MARK + text), (MARK * 2, MARK * 2 + text + MARK), ("", text + MARK)):
+        tag = {"format": {"type": "const_string", "value": value}}
+        assert stream(kind, Constraint(kind="structural_tag", text=json.dumps(tag)), seed, begin=begin) == text
+    grammar = Constraint(kind="grammar", text=f"start: {MARK} {quote(text)}")
+    assert stream(kind, grammar, seed, begin=MARK) == text
 
 
 @KINDS
