@@ -61,6 +61,15 @@ class ConstraintLimitExceeded(RuntimeServiceError, code="INVALID_ARGUMENT"):
     limit: str
 
 
+class ConstraintUnspelled(RuntimeServiceError, code="INVALID_ARGUMENT"):
+    """A constraint that wants text, behind what a sequence has, that no tokens of the model have."""
+
+    message = "no tokens have the text that comes next: {violation}"
+    violation = FieldViolation("{field}", "{wanted}", "text that tokens of the model have", quotes_text=True)
+    field: str
+    wanted: str
+
+
 class ConstraintFailed(RuntimeServiceError, code="INTERNAL"):
     """A bug of Kiln that keeps it from finding the tokens that a constraint allows next."""
 

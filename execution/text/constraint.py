@@ -56,14 +56,15 @@ class NextTokens(msgspec.Struct, frozen=True):
 
     Attributes:
         state: KNOWN comes with `mask`, FAILED with `detail`. While the grammar is BUILDING, the process is to be asked
-            again. UNKNOWN is a sequence that the process has not got from its first token on.
+            again. UNKNOWN is a sequence that the process has not got from its first token on. UNSPELLED is one behind
+            which the constraint wants text that no tokens have: `detail` is its first character, if that is known.
         mask: int32 words [⌈vocabulary / 32⌉] in the order of the machine's bytes; bit i of word w is set if the token
             32 w + i is allowed.
         forced: The tokens that come next, since the constraint allows no others; `mask` is for the token behind them.
         detail: What the sequence has reached.
     """
 
-    state: Literal["KNOWN", "BUILDING", "UNKNOWN", "FAILED"]
+    state: Literal["KNOWN", "BUILDING", "UNKNOWN", "FAILED", "UNSPELLED"]
     mask: bytes = b""
     forced: list[int] = []
     detail: str = ""

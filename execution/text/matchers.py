@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -33,6 +34,8 @@ _MAX_REASON_CHARS: Final = 300
 _INNER: Final = "inner"
 #: Begins the reason of the library that nothing can follow.
 _DEAD_END: Final = "NoExtension"
+#: A special token among bytes of the library.
+_SPECIAL: Final = re.compile(rb"\xff\[\d+\]")
 
 #: A step of a grammar within these takes a few milliseconds at most, and its memory some megabytes.
 _LIMITS: Final = LLParserLimits(
@@ -81,7 +84,14 @@ class Matchers:
 
     def compile(self, constraint: Constraint) -> bytes:
         """Returns the mask of the first token; raises ConstraintRefused. It may take for ever, and any memory."""
-        return self._find_first(self._build(constraint))
+        grammar = self._build(constraint)
+        # Where there are several texts, it begins none that tokens do not have.
+        unspelled = [
+            self._vocabulary.find_unspelled(text) for text in constraint.choices or [_read_forced(grammar.plain)]
+        ]
+        if all(unspelled):
+            raise ConstraintRefused(f"no token of the model has {unspelled[0]!r}")
+        return self._find_first(grammar)
 
     def follow(self, sequence: ConstrainedSequence) -> NextTokens:
         """Takes the newest tokens of a sequence."""
@@ -105,6 +115,8 @@ class Matchers:
             # An error is a state of the object, and so of its next mask.
             follower.matcher.consume_tokens(tokens)
             forced, mask = self._run_ahead(follower.matcher)
+            if not mask:
+                return NextTokens("UNSPELLED", detail=self._vocabulary.find_unspelled(_read_forced(follower.matcher)))
             follower.num_tokens += len(forced)
             return NextTokens("KNOWN", self._pack(mask), forced)
         except ConstraintRefused as error:
@@ -207,6 +219,11 @@ def write_grammar(constraint: Constraint, special_ids: Mapping[str, int]) -> dic
 
 def _put_behind(text: str, grammar: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"lark_grammar": f"start: {quote(text)} @{_INNER}"}, {**grammar, "name": _INNER}]
+
+
+def _read_forced(matcher: LLMatcher) -> str:
+    """Returns the text that has to come next, without special tokens and the beginning of a character."""
+    return _SPECIAL.sub(b"", matcher.compute_ff_bytes()).decode(errors="ignore")
 
 
 def _make_mask(token_ids: Iterable[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -75,6 +76,22 @@ class Vocabulary:
     def strips(self, token_id: int) -> bool:
         """Tells whether the decoder takes `stripped` off a text that begins with this token."""
         return bool(self.stripped) and self._texts[token_id] == self.stripped.encode() + self._begins[token_id]
+
+    def find_unspelled(self, text: str) -> str:
+        """Returns the first character of a text that no tokens have; empty if there is none."""
+        characters, parts = self._spelled
+        return next((one for one in text if one not in characters and not parts.issuperset(one.encode())), "")
+
+    @cached_property
+    def _spelled(self) -> tuple[set[str], set[int]]:
+        """The characters of tokens, and the bytes of tokens that begin or end within a character."""
+        characters, parts = set[str](), set[int]()
+        for token in self._texts:
+            try:
+                characters.update(token.decode())
+            except UnicodeDecodeError:
+                parts.update(token)
+        return characters, parts
 
     def _spell(self, wanted: bytes) -> list[int]:
         """Returns the longest token that the bytes begin with, and so on."""

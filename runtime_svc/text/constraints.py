@@ -14,11 +14,11 @@ import msgspec
 
 from bundle.errors import KilnError
 from execution.forkserver.client import ForkserverClient
-from execution.text.constraint import ConstrainedSequence, Constraint
+from execution.text.constraint import ConstrainedSequence, Constraint, NextTokens
 from execution.text.control import CompileConstraint, Compiled, Follow, Followed, Load
 from execution.text.errors import TextLimitExceeded, TextRefused
 from execution.text.handle import TextLimits, TextProcess
-from runtime_svc.errors import ConstraintFailed, ConstraintLimitExceeded
+from runtime_svc.errors import ConstraintFailed, ConstraintLimitExceeded, ConstraintUnspelled
 from runtime_svc.text.text_queue import TextQueue
 
 #: Constraints whose first mask is remembered.
@@ -134,8 +134,7 @@ class ConstraintProcesses:
             output.num_sent = 0 if found.state in ("UNKNOWN", "BUILDING") else len(tokens) + len(found.forced)
             output.mask = found.mask if found.state == "KNOWN" else None
             output.forced = found.forced
-            is_over = found.state == "FAILED"
-            errors.append(ConstraintLimitExceeded("constraint", found.detail) if is_over else None)
+            errors.append(_make_error(found))
         return errors
 
     async def close(self) -> None:
@@ -180,6 +179,15 @@ class _LateQueue:
 
     async def _start(self) -> None:
         self._queue = await self._open()
+
+
+def _make_error(found: NextTokens) -> KilnError | None:
+    match found.state:
+        case "FAILED":
+            return ConstraintLimitExceeded("constraint", found.detail)
+        case "UNSPELLED":
+            return ConstraintUnspelled("constraint", repr(found.detail) if found.detail else "several characters")
+    return None
 
 
 def _describe(output: ConstrainedOutput, tokens: Sequence[int]) -> ConstrainedSequence:

@@ -74,7 +74,8 @@ class GenerationServiceServicer:
         lost connection free the slots.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
         with a field violation per mistake, INVALID_ARGUMENT/CONSTRAINT_LIMIT_EXCEEDED where `constraint` takes too much time or
-        memory to compile or to keep, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
+        memory to compile or to keep, INVALID_ARGUMENT/CONSTRAINT_UNSPELLED where it comes to want a character that no tokens of
+        the model have, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
         the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
         were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
         ALREADY_EXISTS/REQUEST_ID_IN_USE, ABORTED/SESSION_BUSY where a request of the session has not ended,

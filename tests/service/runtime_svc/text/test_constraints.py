@@ -140,6 +140,19 @@ async def test_clients_get_the_space_behind_a_special_token(
     assert tokens[-1].text_offset == len(text)
 
 
+async def test_a_character_that_no_token_has_ends_its_request_alone(picking: Runtime) -> None:
+    await deploy(picking, "marked", metaspace())
+    fields = {"日": "constraint.regex", "(a|b)日": "constraint"}
+    for pattern, field in fields.items():
+        request = ask(pb.OutputConstraint(regex=pattern))
+        request.deployment_id = "marked"
+        reason = "REQUEST_INVALID" if pattern == "日" else "CONSTRAINT_UNSPELLED"
+        writing = asyncio.create_task(write(picking))
+        refusal = await refused(picking.generation.Generate(request), "INVALID_ARGUMENT", reason, field)
+        assert "'日'" in refusal.fields[field]
+        assert re.fullmatch(LETTERS.regex, await writing)
+
+
 async def test_a_tokenizer_whose_text_depends_on_neighbours_is_refused_at_once(picking: Runtime) -> None:
     library = byte_fallback()
     library.decoder = decoders.WordPiece()

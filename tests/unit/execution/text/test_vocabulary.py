@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers
 
-from execution.text.constraint import Constraint
+from execution.text.constraint import Constraint, ConstraintRefused
 from execution.text.detokenizer import Detokenizer
 from execution.text.lark import quote
 from execution.text.matchers import Matchers
@@ -203,9 +203,31 @@ def test_what_no_token_spells_is_never_begun() -> None:
     kind = "mark of the first token"
     texts = {stream(kind, Constraint(kind="choices", choices=("cat", "日本")), seed) for seed in range(20)}
     assert texts == {"cat"}
-    writer, _ = clients_of(kind)
-    constraint = Constraint(kind="choices", choices=("日本",))
-    (mark,) = writer.allowed(writer.matchers.compile(constraint))
-    found = writer.follow(-1, 0, [mark], constraint)
-    assert (found.state, found.detail) == ("FAILED", "the model has no token that may come next")
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(kind="choices", choices=("cat 日本", "日", "語")),
+        Constraint(kind="regex", text="a(日|日本)"),
+        Constraint(kind="json_schema", text='{"const": "a日"}'),
+        Constraint(kind="json_schema", text='{"properties": {"日": {}}, "required": ["日"], "type": "object"}'),
+        Constraint(kind="structural_tag", text='{"format": {"type": "const_string", "value": "<s>a<s>日"}}'),
+    ],
+    ids=lambda one: one.text or "choices",
+)
+def test_what_wants_a_character_that_no_token_has_is_refused(constraint: Constraint) -> None:
+    with pytest.raises(ConstraintRefused, match="no token of the model has '日'"):
+        clients_of("mark of the first token")[0].matchers.compile(constraint)
+    for kind in ("one stripped", "none stripped"):
+        assert clients_of(kind)[0].matchers.compile(constraint), "bytes have it"
+
+
+@pytest.mark.parametrize(("pattern", "character"), [("(a|b)日", "日"), ("(a|b)[日語]", ""), ("(a|b)é日", "日")])
+def test_a_sequence_that_wants_a_character_that_no_token_has_ends_by_name(pattern: str, character: str) -> None:
+    writer, _ = clients_of("mark of the first token")
+    constraint = Constraint(kind="regex", text=pattern)
+    assert writer.matchers.compile(constraint)
+    found = writer.follow(-1, 0, writer.tokenizer.encode("a", add_special_tokens=False), constraint)
+    assert (found.state, found.detail) == ("UNSPELLED", character)
     writer.matchers.forget([-1])

@@ -23,6 +23,7 @@ class Process:
     def __init__(self) -> None:
         self.calls: list[Follow] = []
         self.errors: dict[int, KilnError] = {}
+        self.found = NextTokens("KNOWN", MASK)
 
     async def get(self) -> Process:
         return self
@@ -32,7 +33,7 @@ class Process:
         for one in call.sequences:
             if one.number in self.errors:
                 raise self.errors[one.number]
-        return Followed(sequences=[NextTokens("KNOWN", MASK) for _ in call.sequences])
+        return Followed(sequences=[self.found for _ in call.sequences])
 
 
 def make() -> tuple[ConstraintProcesses, Process]:
@@ -64,6 +65,27 @@ async def test_masks_that_take_too_long_fail_by_name() -> None:
     with pytest.raises(ConstraintLimitExceeded) as caught:
         await processes.follow([(output, [5]) for output in outputs])
     assert caught.value.metadata["limit"] == "2 s of processor time"
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "value"),
+    [
+        (
+            NextTokens("FAILED", detail="step_lexer_fuel"),
+            "CONSTRAINT_LIMIT_EXCEEDED",
+            "reaches a limit: step_lexer_fuel",
+        ),
+        (NextTokens("UNSPELLED", detail="日"), "CONSTRAINT_UNSPELLED", "'日'"),
+        (NextTokens("UNSPELLED"), "CONSTRAINT_UNSPELLED", "several characters"),
+    ],
+)
+async def test_a_sequence_that_cannot_go_on_fails_by_name(found: NextTokens, reason: str, value: str) -> None:
+    processes, process = make()
+    process.found = found
+    (error,) = await processes.follow([(processes.begin(CONSTRAINT, MASK), [5])])
+    assert error is not None
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", reason)
+    assert [(one.field, one.value) for one in error.violations] == [("constraint", value)]
 
 
 async def test_what_the_process_refuses_is_no_fault_of_the_client() -> None:
