@@ -22,7 +22,9 @@ def find_constraint_violations(constraint: Constraint) -> Iterator[FieldViolatio
     path = f"constraint.{constraint.kind}"
     match constraint.kind:
         case "choices" if not 1 <= len(constraint.choices) <= MAX_CHOICES:
-            yield FieldViolation(f"{path}.texts", f"{len(constraint.choices)} texts", f"1 to {MAX_CHOICES} texts")
+            # A constraint that sets nothing comes as this.
+            accepted = f"1 to {MAX_CHOICES} texts, or another constraint"
+            yield FieldViolation(f"{path}.texts", f"{len(constraint.choices)} texts", accepted)
         case "json_schema" | "regex" | "grammar" | "structural_tag" if not constraint.text:
             yield FieldViolation(path, "''", "at least one character")
     if constraint.size > MAX_CONSTRAINT_CHARS:

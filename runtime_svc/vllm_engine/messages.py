@@ -25,7 +25,13 @@ from runtime_svc.api.generation import ABORT_CAUSE
 from runtime_svc.api.generation_wire import sampling_from_pb
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, PromptDelta, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
-from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
+from runtime_svc.errors import (
+    ConstraintLimitExceeded,
+    FeatureNotServed,
+    PromptTooLong,
+    RequestAborted,
+    RequestInvalid,
+)
 
 #: What this API calls the kinds of constraints.
 _CONSTRAINTS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -165,8 +171,10 @@ def prompt_size_from_pb(request: pb.GenerateRequest) -> PromptSize:
     return PromptSize("text", len(request.text.encode()))
 
 
-def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> KilnError:
+def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong | ConstraintLimitExceeded) -> KilnError:
     """Returns admission's error with the names that fields have in this API."""
+    if isinstance(error, ConstraintLimitExceeded):
+        return ConstraintLimitExceeded(_rename(error.field), error.limit)
     if isinstance(error, PromptTooLong):
         return PromptTooLong(_rename(error.field), error.size, error.limit, error.unit)
     return type(error)(

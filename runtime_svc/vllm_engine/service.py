@@ -33,6 +33,7 @@ from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
 from runtime_svc.errors import (
+    ConstraintLimitExceeded,
     DeploymentNotChosen,
     DeploymentNotFound,
     DeploymentNotReady,
@@ -253,7 +254,7 @@ def _naming_errors() -> Iterator[None]:
     # The client cannot name a deployment: this says nothing of its request, and routers try another runtime.
     except (DeploymentNotChosen, DeploymentNotFound, DeploymentNotReady) as error:
         raise EngineNotServing(str(error)) from error
-    except (RequestInvalid, FeatureNotServed, PromptTooLong) as error:
+    except (RequestInvalid, FeatureNotServed, PromptTooLong, ConstraintLimitExceeded) as error:
         raise rename_fields(error) from error
 
 

@@ -13,7 +13,7 @@ from bundle.abi.inputs import PROMPT_LOGPROBS
 from bundle.abi.outputs import EMBEDDINGS
 from runtime_svc.engine.prompt_reports import normalize
 from tests.bundles.manifests import DYNAMIC_FLAGS
-from tests.ranks.fakes import tell_logprob, tell_top
+from tests.ranks.fakes import VOCAB_SIZE, tell_logprob, tell_top
 from tests.servers.adapters import BASE, HOUSE, list_adapters, load_adapter, publish_adapter
 from tests.servers.refusals import refused
 from tests.servers.runtime import Runtime, serve_runtime, token_request, tokens_of
@@ -131,6 +131,10 @@ async def test_prompts_are_told_by_their_adapters_also_by_those_of_an_earlier_pr
         ({"inputs": [make_input([5]), pb.EmbedInput()]}, "REQUEST_INVALID", "inputs[1].prompt"),
         ({"inputs": [make_input([5]), make_input([5, -1])]}, "REQUEST_INVALID", "inputs[1].token_ids.ids[1]"),
         ({"inputs": [make_input([5]), make_input([5] * 30)]}, "PROMPT_TOO_LONG", "inputs[1].token_ids"),
+        ({"inputs": [make_input([5]), make_input([])]}, "REQUEST_INVALID", "inputs[1].token_ids.ids"),
+        ({"inputs": [make_input([5]), make_input([VOCAB_SIZE])]}, "REQUEST_INVALID", "inputs[1].token_ids.ids[0]"),
+        ({"inputs": [pb.EmbedInput(text="")]}, "REQUEST_INVALID", "inputs[0].text"),
+        ({"cache_salt": "x" * 257}, "REQUEST_INVALID", "cache_salt"),
         ({"pooling": 9}, "REQUEST_INVALID", "pooling"),
         ({"adapter": "none"}, "FEATURE_NOT_SERVED", "adapter"),
         ({"request_id": "a b"}, "REQUEST_INVALID", "request_id"),

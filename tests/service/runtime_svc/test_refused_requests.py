@@ -25,6 +25,8 @@ from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens
 from tests.servers.refusals import refused
 from tests.servers.runtime import Runtime, serve_runtime, token_request, tokens_of
 
+INF, NAN = float("inf"), float("nan")
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT)
@@ -119,15 +121,29 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
     ("d", ask(chat=pb.Chat(messages=[TYRANT])), INVALID, {"chat": "no tyrants"}),
     ("d", pb.TokenizeRequest(chat=pb.Chat(messages=[TYRANT])), INVALID, {"chat": "no tyrants"}),
     ("d", ask(token_ids=pb.TokenIds()), INVALID, {"token_ids.ids": ""}),
-    ("d", sample(temperature=float("nan")), INVALID, {"sampling.temperature": ""}),
-    ("d", sample(temperature=float("inf")), INVALID, {"sampling.temperature": ""}),
-    ("d", sample(top_p=float("nan")), INVALID, {"sampling.top_p": ""}),
+    ("d", sample(temperature=NAN), INVALID, {"sampling.temperature": ""}),
+    ("d", sample(temperature=INF), INVALID, {"sampling.temperature": ""}),
+    ("d", sample(top_p=NAN), INVALID, {"sampling.top_p": ""}),
     ("d", sample(top_p=1.5), INVALID, {"sampling.top_p": ""}),
     ("d", sample(top_k=-2), INVALID, {"sampling.top_k": ""}),
-    ("d", sample(min_p=1.5), INVALID, {"sampling.min_p": "a number from 0 to 1"}),
-    ("d", sample(presence_penalty=-2.5), INVALID, {"sampling.presence_penalty": "a number from -2 to 2"}),
-    ("d", sample(frequency_penalty=float("nan")), INVALID, {"sampling.frequency_penalty": "a number from -2 to 2"}),
-    ("d", sample(repetition_penalty=0), INVALID, {"sampling.repetition_penalty": "a number above 0"}),
+    *(("d", sample(temperature=number), INVALID, {"sampling.temperature": ""}) for number in (-0.5, -INF)),
+    *(
+        ("d", sample(min_p=number), INVALID, {"sampling.min_p": "a number from 0 to 1"})
+        for number in (-0.1, 1.5, INF, NAN)
+    ),
+    *(
+        ("d", sample(**{f"{name}_penalty": number}), INVALID, {f"sampling.{name}_penalty": "a number from -2 to 2"})
+        for name in ("presence", "frequency")
+        for number in (-2.5, 2.5, -INF, NAN)
+    ),
+    *(
+        ("d", sample(repetition_penalty=number), INVALID, {"sampling.repetition_penalty": "a number above 0"})
+        for number in (-1, 0, INF, NAN)
+    ),
+    *(
+        ("d", sample(typical_p=number), INVALID, {"sampling.typical_p": "a number above 0, at most 1"})
+        for number in (0, 1.5, NAN)
+    ),
     *(
         (
             "no-logits",
@@ -139,16 +155,27 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
             (5, {5: 100.5, 6: 100}, "got 100.5; accepted: a number from -100 to 100, for"),
             (VOCAB_SIZE, {VOCAB_SIZE: 1}, f"for tokens 0 to {VOCAB_SIZE - 1}"),
             (-1, {-1: 1}, ""),
+            (5, {5: NAN}, "got nan"),
+            (6, {6: -INF}, "got -inf"),
         )
     ),
-    ("d", sample(typical_p=0), INVALID, {"sampling.typical_p": "a number above 0, at most 1"}),
     ("d", sample(no_repeat_ngram_size=-1), INVALID, {"sampling.no_repeat_ngram_size": "a number of at least 0"}),
     ("d", sample(min_new_tokens=-1), INVALID, {"sampling.min_new_tokens": "a number of at least 0"}),
+    *(
+        ("d", sample(**{name: [5] * 1025}), INVALID, {f"sampling.{name}": "1025 tokens; accepted: at most"})
+        for name in ("allowed_token_ids", "forced_token_ids")
+    ),
     (
         "d",
-        sample(forced_token_ids=[5] * 1025),
+        sample(bad_words=[pb.TokenIds(ids=[5] * 513)] * 2),
         INVALID,
-        {"sampling.forced_token_ids": "1025 tokens; accepted: at most"},
+        {"sampling.bad_words": "1026 tokens; accepted: at most"},
+    ),
+    (
+        "d",
+        sample(forced_token_ids=[5, -1, VOCAB_SIZE]),
+        INVALID,
+        {"sampling.forced_token_ids[1]": "got -1", "sampling.forced_token_ids[2]": f"got {VOCAB_SIZE}"},
     ),
     (
         "no-logits",
@@ -165,6 +192,10 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
     ("d", sample(logit_bias=dict.fromkeys(range(1025), 1)), INVALID, {"sampling.logit_bias": "at most 1024"}),
     ("d", ask(stop=pb.StopConditions(stop_strings=["y"] * 17)), INVALID, {"stop.stop_strings": ""}),
     ("d", ask(output=pb.OutputOptions(logprobs=-1)), INVALID, {"output.logprobs": ""}),
+    *(
+        ("d", ask(output=pb.OutputOptions(prompt_logprobs=count)), INVALID, {"output.prompt_logprobs": "0 to 20"})
+        for count in (-1, 21)
+    ),
     ("long", ask(stop=pb.StopConditions(stop_token_ids=[5] * 100_000)), INVALID, {"stop.stop_token_ids": ""}),
     ("d", pb.DetokenizeRequest(token_ids=[5, VOCAB_SIZE]), INVALID, {"token_ids[1]": ""}),
     ("d", pb.DetokenizeRequest(token_ids=[5] * 65537), INVALID, {"token_ids": ""}),
@@ -199,10 +230,23 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
         for chat, got in ((UNKNOWN, "got 'unknown'"), (CHAT, "got none, and the bundle has no default"))
     ),
     # Constraints.
-    ("host", ask(constraint=pb.OutputConstraint()), INVALID, {"constraint.choices.texts": "got 0 texts"}),
-    ("host", ask(constraint=pb.OutputConstraint(regex="")), INVALID, {"constraint.regex": "at least one character"}),
-    ("host", ask(constraint=pb.OutputConstraint(regex="a(")), INVALID, {"constraint.regex": "unclosed group"}),
-    ("host", ask(constraint=pb.OutputConstraint(json_schema="{")), INVALID, {"constraint.json_schema": "'{'"}),
+    *(
+        ("host", ask(constraint=pb.OutputConstraint(**fields)), INVALID, {f"constraint.{name}": said})
+        for name, said, fields in (
+            ("choices.texts", "got 0 texts; accepted: 1 to 1024 texts, or another", {}),
+            ("choices.texts", "got 0 texts", {"choices": pb.Choices()}),
+            ("choices.texts", "got 1025 texts", {"choices": pb.Choices(texts=["a"] * 1025)}),
+            ("choices", "got 262145 characters", {"choices": pb.Choices(texts=["a", "b" * (256 << 10)])}),
+            *((kind, "at least one", {kind: ""}) for kind in ("json_schema", "regex", "grammar", "structural_tag")),
+            ("json_schema", "'{'", {"json_schema": "{"}),
+            ("json_schema", "no value matches false", {"json_schema": "false"}),
+            ("regex", "unclosed group", {"regex": "a("}),
+            ("grammar", "unknown name", {"grammar": "start: other"}),
+            ("grammar", "other", {"grammar": "root ::= other"}),
+            ("structural_tag", "'[]'", {"structural_tag": "[]"}),
+            ("structural_tag", "missing required field", {"structural_tag": '{"format": {"type": "regex"}}'}),
+        )
+    ),
     (
         "host",
         ask(constraint=pb.OutputConstraint(grammar="x" * 300_000)),

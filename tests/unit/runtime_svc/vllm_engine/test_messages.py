@@ -12,7 +12,7 @@ from execution.text.constraint import Constraint
 from execution.text.prompt import TextPrompt, TokenPrompt
 from runtime_svc.admission.calls import check_call
 from runtime_svc.admission.capabilities import Capabilities
-from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
+from runtime_svc.errors import ConstraintLimitExceeded, FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.vllm_engine.messages import NEUTRAL, SERVED, call_from_pb, check_served, rename_fields
 from tests.bundles.manifests import make_manifest
 
@@ -196,16 +196,36 @@ def test_constraints_arrive(field: str, value: Any, expected: Constraint | None)
     assert call_from_pb(request, request_id="r").constraint == expected
 
 
-def test_constraints_are_refused_under_the_names_of_this_api() -> None:
-    choice = pb.ChoiceConstraint(choices=[])
-    for params, field in (
-        (pb.SamplingParams(regex=""), "sampling_params.regex"),
-        (pb.SamplingParams(choice=choice), "sampling_params.choice.choices"),
-        (pb.SamplingParams(json_object=True, ignore_eos=True), "sampling_params.ignore_eos"),
-    ):
-        call = call_from_pb(pb.GenerateRequest(tokenized=PROMPT, sampling_params=params), request_id="r")
-        with pytest.raises(RequestInvalid) as caught:
-            check_call(call, Capabilities.from_manifest(make_manifest()))
-        renamed = rename_fields(caught.value)
-        assert isinstance(renamed, RequestInvalid)
-        assert renamed.violations[0].field == field
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"min_p": -0.5}, "min_p"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": float("nan")}, "presence_penalty"),
+        ({"repetition_penalty": -1}, "repetition_penalty"),
+        ({"logit_bias": {5: 200}}, "logit_bias[5]"),
+        ({"logit_bias": {-1: 1}}, "logit_bias[-1]"),
+        ({"n": 17}, "n"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"json_schema": ""}, "json_schema"),
+        ({"regex": ""}, "regex"),
+        ({"grammar": "x" * 300_000}, "grammar"),
+        ({"structural_tag": ""}, "structural_tag"),
+        ({"choice": pb.ChoiceConstraint(choices=[])}, "choice.choices"),
+        ({"choice": pb.ChoiceConstraint(choices=["x" * 300_000])}, "choice"),
+        ({"json_object": True, "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_bad_values_are_refused_under_the_names_of_this_api(params: dict[str, Any], field: str) -> None:
+    request = pb.GenerateRequest(tokenized=PROMPT, sampling_params=pb.SamplingParams(**params))
+    with pytest.raises(RequestInvalid) as caught:
+        check_call(call_from_pb(request, request_id="r"), Capabilities.from_manifest(make_manifest()))
+    renamed = rename_fields(caught.value)
+    assert isinstance(renamed, RequestInvalid)
+    assert renamed.violations[0].field == PARAMS + field
+
+
+def test_a_constraint_that_takes_too_long_is_named_too() -> None:
+    renamed = rename_fields(ConstraintLimitExceeded("constraint.choices", "1 s of processor time"))
+    assert isinstance(renamed, ConstraintLimitExceeded)
+    assert (renamed.violations[0].field, renamed.limit) == (PARAMS + "choice", "1 s of processor time")
