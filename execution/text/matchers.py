@@ -78,6 +78,7 @@ class Matchers:
         self._num_bytes = -(-vocab_size // _BITS) * (_BITS // 8)
         self._all = (1 << vocab_size) - 1
         self._stripped = _make_mask(filter(self._vocabulary.strips, range(vocab_size)))
+        self._special = _make_mask(self._vocabulary.special_token_ids)
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars = OrderedDict[Constraint, Future[_Grammar]]()
         self._followers: dict[int, _Follower] = {}
@@ -157,7 +158,9 @@ class Matchers:
 
     def _find_first(self, grammar: _Grammar) -> bytes:
         mask = self._mask(grammar.plain)
-        if grammar.stripped is not None:
+        # The decoder would take a space before a special token off, and no chat template writes one.
+        is_special = mask and not mask & ~self._special
+        if grammar.stripped is not None and not is_special:
             # Not every token that begins with the character loses it.
             mask = mask & ~self._stripped | self._mask(grammar.stripped) & self._stripped
         return self._pack(mask)

@@ -99,6 +99,23 @@ def test_streams_are_what_transformers_decodes_at_once(tokenizers: Tokenizers) -
         assert "".join(piece.text for piece in pieces) + (pieces[-1].rest if pieces else "") == expected
 
 
+def test_constrained_text_is_what_transformers_decodes_behind_a_special_token(tokenizers: Tokenizers) -> None:
+    def decode(ids: list[int]) -> str:
+        return str(tokenizers.reference.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    table = tokenizers.text.tokenizer.make_table()
+    assert table is not None
+    assert table.special_ids
+    decoder, special = make_decoder(table), table.special_ids[0]
+    for sequence in tokenizers.list_sequences():
+        ids = [special, *(one for one in sequence if one not in table.special_ids)]
+        expected = decode(ids).removeprefix(decode([special]))
+        assert decoder.decode_matched(ids) == expected
+        if "\ufffd" not in expected:
+            detokenizer = Detokenizer(decoder.decode_matched, decoder.decode_one)
+            assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == expected
+
+
 def test_texts_come_back(tokenizers: Tokenizers) -> None:
     normalizer: Any = tokenizers.reference.backend_tokenizer.normalizer
     # Spaces at the beginning are what transformers' LlamaTokenizer loses one of.

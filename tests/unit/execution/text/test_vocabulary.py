@@ -134,10 +134,10 @@ def clients_of(kind: str) -> tuple[Writer, TableDecoder]:
 MARK: Final = "<s>"
 
 
-def stream(kind: str, constraint: Constraint, seed: int, max_tokens: int = 60, begin: str = "") -> str | None:
+def stream(kind: str, constraint: Constraint, seed: int, max_tokens: int = 60) -> str | None:
     """Returns the text that clients get, token by token; None if it has not ended after so many."""
     writer, decoder = clients_of(kind)
-    tokens = writer.draw(constraint, seed, max_tokens, writer.tokenizer.encode(begin, add_special_tokens=False))
+    tokens = writer.draw(constraint, seed, max_tokens)
     if tokens is None:
         return None
     detokenizer = Detokenizer(decoder.decode_matched, decoder.decode_one)
@@ -172,11 +172,18 @@ def test_clients_get_one_of_any_choices(kind: str, data: st.DataObject, seed: in
 @settings(max_examples=20, deadline=None)
 @example(text=" cat", seed=0)
 def test_clients_get_all_text_behind_a_special_token(kind: str, text: str, seed: int) -> None:
-    for begin, value in ((MARK, MARK + text), (MARK * 2, MARK * 2 + text + MARK), ("", text + MARK)):
+    for value in (MARK + text, MARK * 2 + text + MARK, text + MARK):
         tag = {"format": {"type": "const_string", "value": value}}
-        assert stream(kind, Constraint(kind="structural_tag", text=json.dumps(tag)), seed, begin=begin) == text
-    grammar = Constraint(kind="grammar", text=f"start: {MARK} {quote(text)}")
-    assert stream(kind, grammar, seed, begin=MARK) == text
+        assert stream(kind, Constraint(kind="structural_tag", text=json.dumps(tag)), seed) == text
+    assert stream(kind, Constraint(kind="grammar", text=f"start: {MARK} {quote(text)}"), seed) == text
+
+
+@KINDS
+def test_no_space_comes_before_a_special_token_that_begins_a_text(kind: str) -> None:
+    writer, _ = clients_of(kind)
+    for grammar, spellings in ((f'{MARK} " a"', [MARK]), (f"{MARK} | </s>", [MARK, "</s>"])):
+        mask = writer.matchers.compile(Constraint(kind="grammar", text=f"start: {grammar}"))
+        assert [writer.tokenizer.token_of(one) for one in writer.allowed(mask)] == spellings
 
 
 @KINDS
