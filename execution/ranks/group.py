@@ -181,7 +181,11 @@ class RankGroup:
     async def warm_up(self) -> None:
         """Touches the whole KV cache and runs every executable once, on the scratch slot: no request waits for it."""
         async with self._turn:
-            await self._call_together(WarmUp())
+            try:
+                await self._call_all(WarmUp(), Done)
+            except KilnError:
+                self._reset_collectives()
+                raise
 
     async def run(self, step: Step) -> StepResult:
         """Runs one executable once on every rank. Raises the errors of `begin` and of its future."""
@@ -216,10 +220,9 @@ class RankGroup:
         return self._call_step(RunStep.of(step, memory_set), step, memory_set)
 
     async def pick(self, processed: Sequence[ProcessedRow]) -> asyncio.Future[StepResult]:
-        """Has tokens picked that the newest step has left, immediately behind it if it has not ended.
+        """Has tokens picked that the newest step has left, behind it if it has not ended; returns its result with them.
 
-        Returns the step's result with them, which raises what the step's does. Rows that are not `processed` still have
-        no token.
+        The result raises what that of the step does. Rows that are not `processed` still have no token.
         """
         newest = self._newest
         assert newest is not None, "it leaves rows"
@@ -358,13 +361,6 @@ class RankGroup:
         paths = [None if paths_by_rank is None else str(paths_by_rank[rank.rank]) for rank in self._ranks]
         calls = [WriteEntry(weight_set=weight_set, index=index, path=one, only_check=only_check) for one in paths]
         return [rank.ask(call, Done) for rank, call in zip(self._ranks, calls, strict=True)]
-
-    async def _call_together(self, call: Call) -> None:
-        try:
-            await self._call_all(call, Done)
-        except KilnError:
-            self._reset_collectives()
-            raise
 
     async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
         return await self._gather([rank.ask(call, answer_type) for rank in self._ranks])
