@@ -1,6 +1,7 @@
 """`python -m tests.first_hour`: acts as six kinds of new users on a fresh clone, and writes `docs/first-hour.md`.
 
-With words, only the users whose names have one of them act, and the page goes to standard output.
+With words, only the users whose names have one of them act, after the first command of all, which makes the
+environment; the page goes to standard output.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ def main(words: list[str]) -> int:
 
 def act(clone: Path, data_home: Path, words: list[str]) -> Iterator[Result]:
     """Gives the commands of all users, one user after the other, each in a terminal of its own."""
-    for user, steps in groupby(STEPS, key=lambda step: step.user):
-        if words and not any(word in user for word in words):
-            continue
+    chosen = [step for step in STEPS if not words or step is STEPS[0] or any(word in step.user for word in words)]
+    for _, steps in groupby(chosen, key=lambda step: step.user):
         with Terminal(clone, data_home) as terminal:
             for step in steps:
                 printed = find_command(step, clone)
