@@ -100,7 +100,10 @@ _CHAT: Final = r"/bye[^\n]*\n\s*\w"
 _GENERATE: Final = '--deployment demo --prompt "Once upon a time" --max-new-tokens 80'
 _SAVED: Final = {"neuron_config.json": "tests/system/configs/neuron_config.json", "DIR": "kiln-tiny", "NAME": "saved"}
 _TINY: Final = {"DIR": ".kiln/home", "story-v3": "tiny-v1"}
-_COMPOSE: Final = Need("docker compose version && docker info", "docker compose, with an engine")
+_COMPOSE: Final = Need(
+    "docker compose version && docker buildx version && docker info",
+    "a docker engine that runs, with the plugins compose and buildx",
+)
 _OPENAI: Final = Need(".venv/bin/python -c 'import openai'", "the openai client")
 
 _SERVE_TOOLS: Final = """\
