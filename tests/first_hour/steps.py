@@ -130,6 +130,10 @@ examples/clients/.venv/bin/pip install -r examples/clients/requirements.txt"""
 
 
 _SERVICES: Final = (Step(README, _UP, "ready compiler=", stays=True), Step(README, _EXPORT, ""))
+#: What authors and operators serve: the second one to give it gets the bundle of the first.
+_COMPILE: Final = Step(
+    README, ".venv/bin/kiln compile examples/configs/tiny.yaml --model kiln-tiny --name tiny", "tiny:v1"
+)
 
 
 def _build(language: str, command: str, expects: str, needs: Need) -> Step:
@@ -173,7 +177,7 @@ _USERS: Final[Mapping[str, tuple[Step, ...]]] = {
     ),
     AUTHORS: (
         *_SERVICES,
-        Step(README, ".venv/bin/kiln compile examples/configs/tiny.yaml --model kiln-tiny --name tiny", "tiny:v1"),
+        _COMPILE,
         Step(README, ".venv/bin/kiln load tiny --deployment demo", "ready"),
         Step(README, f".venv/bin/kiln generate {_GENERATE}", "80 generated|finish "),
         # An answer, and not the reason of an error, which the example prints too.
@@ -192,9 +196,10 @@ _USERS: Final[Mapping[str, tuple[Step, ...]]] = {
     ),
     OPERATOR: (
         *_SERVICES,
-        Step(OBSERVE, "python -m edge.health_check HOST:PORT", "", {"HOST:PORT": "127.0.0.1:7001"}),
+        _COMPILE,
+        Step(OBSERVE, "python -m edge.health_check HOST:PORT", r"\ASERVING", {"HOST:PORT": "127.0.0.1:7001"}),
         Step(PROMOTE, "python -m bundle list STORE", "sha256:", {"STORE": ".kiln/home/store"}),
-        Step(PROMOTE, "python -m bundle verify STORE", "", {"STORE": ".kiln/home/store"}),
+        Step(PROMOTE, "python -m bundle verify STORE", "are what they were", {"STORE": ".kiln/home/store"}),
         Step(METRICS, "promtool check rules deploy/monitoring/alerts.yml", "SUCCESS", needs=_PROMTOOL),
         Step(README, "docker compose up --build --wait", "Healthy", needs=_COMPOSE),
         Step(PROMOTE, "skopeo inspect --raw oci:DIR/store:story-v3", "dev.kiln", _TINY, needs=_SKOPEO),
