@@ -22,10 +22,10 @@ from execution.logit_changes import change_logits
 from execution.step import ProcessedRow
 
 _PAIRS: Final = {"pair_ids": torch.int32} | dict.fromkeys(("pair_bias", "pair_factor", "pair_penalty"), torch.float32)
+_ROW: Final = (c_void_p, c_int64, c_int64, *[c_char_p] * (len(_PAIRS) + 1))
 _SIGNATURES: Final = {
-    "kiln_is_valid": (c_int32, (c_void_p, c_int64)),
-    "kiln_change_row": (None, (c_void_p, c_int64, c_int64, *[c_char_p] * (len(_PAIRS) + 1), c_void_p)),
-    "kiln_take_top": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
+    "kiln_change_row": (None, (*_ROW, c_void_p)),
+    "kiln_find_top": (c_int32, (*_ROW, c_int64, c_void_p, c_void_p)),
     "kiln_mix": (None, (c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_void_p)),
 }
 _ROUNDS: Final = (c_int32 * len(noise.ROUNDS))(*noise.ROUNDS)
@@ -44,43 +44,53 @@ def load_sampling_library() -> ctypes.CDLL | None:
     return library
 
 
-def is_valid(rows: Sequence[Tensor]) -> Tensor:
-    """As `sampling.is_valid`, of rows of logits, contiguous f32 [V] each."""
-    library = load_sampling_library()
-    if library is None:
-        return sampling.is_valid(torch.stack([*rows]))
-    return torch.tensor([[library.kiln_is_valid(row.data_ptr(), len(row))] for row in rows], dtype=torch.bool)
-
-
-def change_row(logits: Tensor, row: ProcessedRow) -> Tensor:
+def change_row(logits: Tensor, row: ProcessedRow | None) -> Tensor:
     """Changes the logits of a row, contiguous f32 [V], as `logit_changes.change_logits` does. Returns new ones."""
+    if row is None or (not row.pairs and row.mask is None):
+        return logits
     library = load_sampling_library()
     if library is not None:
-        changed, pairs = torch.empty_like(logits), [row.pairs.get(name) for name in _PAIRS]
-        num_pairs = len(pairs[0] or b"") // 4
-        library.kiln_change_row(logits.data_ptr(), len(logits), num_pairs, *pairs, row.mask, changed.data_ptr())
+        changed = torch.empty_like(logits)
+        library.kiln_change_row(*_tell(logits, row), changed.data_ptr())
         return changed
-    if not row.pairs and row.mask is None:
-        return logits
     changes = {name: _read(row.pairs.get(name, b""), dtype) for name, dtype in _PAIRS.items()}
     num_words = -(-len(logits) // WORD_BITS)
     changes["token_bitmask"] = _read(row.mask or b"\xff" * (num_words * WORD_BITS // 8), torch.int32)
     return change_logits(logits[None], changes, len(logits), None)[0]
 
 
-def _read(values: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(values), dtype=dtype)[None] if values else torch.zeros(1, 0, dtype=dtype)
+def find_top(
+    logits: Sequence[Tensor], rows: Sequence[ProcessedRow | None], count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Changes rows of logits, contiguous f32 [V] each, as `change_row` does, and takes their likeliest tokens.
 
-
-def take_top(rows: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """As `candidates.take_top`, of rows of logits, contiguous f32 [V] each."""
+    Returns their logits f32 [N, count] and ids int32 [N, count], as `candidates.take_top`, and which rows are numbers,
+    bool [N, 1], as `sampling.is_valid`. Logits and ids of other rows are 0.
+    """
     library = load_sampling_library()
     if library is None:
-        return candidates.take_top(torch.stack([*rows]), count)
+        changed = torch.stack([change_row(*one) for one in zip(logits, rows, strict=True)])
+        valid = sampling.is_valid(changed)
+        top, ids = candidates.take_top(torch.where(valid, changed, 0.0), count)
+        return top, torch.where(valid, ids, 0), valid
     top, ids = torch.empty(len(rows), count), torch.empty(len(rows), count, dtype=torch.int32)
-    for row, own, own_ids in zip(rows, top, ids, strict=True):
-        library.kiln_take_top(row.data_ptr(), len(row), count, own.data_ptr(), own_ids.data_ptr())
-    return top, ids
+    to_top, to_ids, step, valid_rows = top.data_ptr(), ids.data_ptr(), count * top.element_size(), []
+    for place, (own, row) in enumerate(zip(logits, rows, strict=True)):
+        found = library.kiln_find_top(*_tell(own, row), count, to_top + place * step, to_ids + place * step)
+        valid_rows.append([found])
+    return top, ids, torch.tensor(valid_rows, dtype=torch.bool)
+
+
+def _tell(logits: Tensor, row: ProcessedRow | None) -> tuple[object, ...]:
+    """The arguments of `_ROW`."""
+    if row is None:
+        return logits.data_ptr(), logits.shape[0], 0, None, None, None, None, None
+    pairs = [row.pairs.get(name) for name in _PAIRS]
+    return logits.data_ptr(), logits.shape[0], len(pairs[0] or b"") // 4, *pairs, row.mask
+
+
+def _read(values: bytes, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(values), dtype=dtype)[None] if values else torch.zeros(1, 0, dtype=dtype)
 
 
 def make_noise(ids: Tensor, keys: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from execution.candidates import sum_exactly
-from execution.host_rows import change_row, is_valid, make_noise, take_top
+from execution.host_rows import change_row, find_top, make_noise
 from execution.sampling import cut, draw, is_greedy, mark_invalid, score, score_top, sum_weights
 from execution.step import ProcessedRow
 
@@ -35,9 +35,13 @@ _DOUBT: Final = 1e-4
 
 
 class _Rows(NamedTuple):
-    """Rows to draw, as in `sample`, with logits f32 [V] each; `cuts` are None if no row of the step has any."""
+    """Rows to draw, as in `sample`, with logits f32 [V] each, and what changes them.
+
+    `cuts` are None if no row of the step has any.
+    """
 
     logits: list[Tensor]
+    changes: list[ProcessedRow | None]
     sampling_params: Tensor
     chance: Tensor
     cuts: Tensor | None
@@ -48,8 +52,22 @@ class _Rows(NamedTuple):
         if len(rows) == len(self.logits):
             return self
         cuts = None if self.cuts is None else self.cuts[rows]
-        logits = [self.logits[row] for row in rows]
-        return _Rows(logits, self.sampling_params[rows], self.chance[rows], cuts, self.vocab_size)
+        logits, changes = [self.logits[row] for row in rows], [self.changes[row] for row in rows]
+        return _Rows(logits, changes, self.sampling_params[rows], self.chance[rows], cuts, self.vocab_size)
+
+    def change(self) -> Iterator[Tensor]:
+        """Yields the changed logits of each, f32 [1, V]."""
+        for logits, row in zip(self.logits, self.changes, strict=True):
+            yield change_row(logits, row)[None]
+
+
+class _Found(NamedTuple):
+    """What rows can draw: ids int32 [N, K], scores f32 [N, K], and which rows' logits are numbers, bool [N, 1]."""
+
+    rows: list[int]
+    ids: Tensor
+    scores: Tensor
+    valid: Tensor
 
 
 def sample_on_host(
@@ -60,30 +78,28 @@ def sample_on_host(
     Arguments and result are as in `sample`; `logits`, f32 [N, V], stay as they are.
     """
     num_rows, vocab_size = logits.shape
-    own = list(logits)
-    for row in rows:
-        own[row.row] = change_row(own[row.row], row)
+    changes = {row.row: row for row in rows}
     cut_rows = {row.row: row.cuts for row in rows if row.cuts != _NO_CUTS}
     cuts = torch.tensor([cut_rows.get(row, _NO_CUTS) for row in range(num_rows)]) if cut_rows else None
-    valid = is_valid(own)
-    for row in (~valid[:, 0]).nonzero()[:, 0].tolist():
-        own[row] = torch.zeros(vocab_size)
-    every = _Rows(own, sampling_params, chance, cuts, vocab_size)
+    every = _Rows(
+        list(logits), [changes.get(row) for row in range(num_rows)], sampling_params, chance, cuts, vocab_size
+    )
     found = list(_find_candidates(every, global_topk))
-    width = max(ids.shape[1] for _, ids, _ in found)
-    ids = torch.cat([pad(ids, (0, width - ids.shape[1])) for _, ids, _ in found])
-    scores = torch.cat([pad(scores, (0, width - scores.shape[1]), value=_EXCLUDED) for *_, scores in found])
-    order = [row for rows_of_one, *_ in found for row in rows_of_one]
-    tokens = torch.empty(num_rows, dtype=torch.int32)
+    width = max(one.ids.shape[1] for one in found)
+    ids = torch.cat([pad(one.ids, (0, width - one.ids.shape[1])) for one in found])
+    scores = torch.cat([pad(one.scores, (0, width - one.ids.shape[1]), value=_EXCLUDED) for one in found])
+    order = [row for one in found for row in one.rows]
     if chance.is_floating_point():
-        tokens[order] = draw(ids, scores, sampling_params[order], chance[order])
+        drawn = draw(ids, scores, sampling_params[order], chance[order])
     else:
-        tokens[order] = _draw(ids, scores, chance[order])
-    return mark_invalid(tokens, valid)
+        drawn = _draw(ids, scores, chance[order])
+    tokens = torch.empty(num_rows, dtype=torch.int32)
+    tokens[order] = mark_invalid(drawn, torch.cat([one.valid for one in found]))
+    return tokens
 
 
-def _find_candidates(every: _Rows, global_topk: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Finds what rows can draw: rows with equally many candidates, ids int32 [N, K], and scores f32 [N, K].
+def _find_candidates(every: _Rows, global_topk: int) -> Iterator[_Found]:
+    """Finds what rows can draw, those with equally many candidates together.
 
     Greedy rows have one. An inverse distribution function takes the vocabulary in order; noise takes as many as can be
     drawn.
@@ -97,25 +113,27 @@ def _find_candidates(every: _Rows, global_topk: int) -> Iterator[tuple[list[int]
     for limit, own in limits.items():
         for rows in [own] if limit else [[row] for row in own]:
             chosen = every.choose(rows)
-            ids, scores = _take_limited(chosen, limit) if limit else _take_unlimited(chosen)
+            top_logits, ids, valid = find_top(chosen.logits, chosen.changes, limit or 1)
+            scores = torch.zeros(ids.shape)
+            if limit > 1:
+                scores = _score_limited(chosen, top_logits)
+            elif not limit and valid:
+                ids, scores = _take_unlimited(chosen)
             if ids.shape[1] > _FEW and has_noise:
                 each = zip(*(torch.split(one, 1) for one in (ids, scores, chosen.chance)), strict=True)
                 ids = torch.cat([_draw(*one) for one in each])[:, None]
                 scores = torch.zeros(ids.shape)
-            yield rows, ids, scores
+            yield _Found(rows, ids, scores, valid)
 
 
-def _take_limited(rows: _Rows, count: int) -> tuple[Tensor, Tensor]:
-    """The candidates of rows with a limit, likeliest first."""
-    top_logits, ids = take_top(rows.logits, count)
-    if count == 1:
-        return ids, torch.zeros(ids.shape)
+def _score_limited(rows: _Rows, top_logits: Tensor) -> Tensor:
+    """The scores of likeliest tokens, f32 [N, K]."""
     params, sums = rows.sampling_params, None
     # Without a top_k of its own, a row's top_p is of the whole vocabulary.
     if ((params[:, 0] <= 0) & (params[:, 1] < 1)).any():
-        each = zip(rows.logits, torch.split(top_logits, 1), torch.split(params, 1), strict=True)
-        sums = torch.cat([sum_weights(row[None], top[:, :1], own, rows.vocab_size) for row, top, own in each])
-    return ids, _score(rows, top_logits, sums)
+        each = zip(rows.change(), torch.split(top_logits, 1), torch.split(params, 1), strict=True)
+        sums = torch.cat([sum_weights(row, top[:, :1], own, rows.vocab_size) for row, top, own in each])
+    return _score(rows, top_logits, sums)
 
 
 def _score(rows: _Rows, top_logits: Tensor, sums: Tensor | None) -> Tensor:
@@ -127,7 +145,7 @@ def _take_unlimited(row: _Rows) -> tuple[Tensor, Tensor]:
     """The candidates of one row without a limit; of many, the drawn one alone."""
     top_p = float(row.sampling_params[0, 1])
     min_p, typical_p = _NO_CUTS if row.cuts is None else row.cuts[0].tolist()
-    logits = row.logits[0][None]
+    (logits,) = row.change()
     scores = score(logits, logits.amax(dim=-1, keepdim=True), row.sampling_params)
     weights = scores.exp()
     total = float(weights.sum())
@@ -145,7 +163,7 @@ def _take_unlimited(row: _Rows) -> tuple[Tensor, Tensor]:
             place = _draw_first(values, _find_distance(own), own, typical_p * float(own.sum()), _DOUBT)
         if place is not None:
             return ids[place].view(1, 1), torch.zeros(1, 1)
-    top_logits, places = take_top([row.logits[0].index_select(0, ids)], len(ids))
+    top_logits, places, _ = find_top([logits[0].index_select(0, ids)], [None], len(ids))
     top_scores = _score(row, top_logits, sum_exactly(weights, row.vocab_size) if top_p < 1 else None)
     is_left = top_scores[0] > _EXCLUDED
     return ids[places[:, is_left]], top_scores[:, is_left]

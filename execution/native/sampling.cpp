@@ -42,22 +42,12 @@ uint32_t rotate(uint32_t bits, int count) { return bits << count | bits >> (32 -
 // The vocabulary, cut into so many parts of equal length: tokens with the same place in their parts form a column.
 constexpr int64_t kParts = 32;
 
+// Ids that are hashed at a time.
 constexpr int64_t kLanes = 64;
 
 }  // namespace
 
 extern "C" {
-
-// As `sampling.is_valid`, of one row: 0 or 1.
-int32_t kiln_is_valid(const float* logits, int64_t vocab_size) {
-  // Not bool: no compiler computes with several of them at a time.
-  int32_t is_left = 0, is_below_infinity = 1;
-  for (int64_t id = 0; id < vocab_size; ++id) {
-    is_left |= logits[id] > kExcluded;
-    is_below_infinity &= logits[id] < -kExcluded;
-  }
-  return is_left & is_below_infinity;
-}
 
 // As `logit_changes.change_logits`, of one row. `mask` may be null.
 void kiln_change_row(const float* given, int64_t vocab_size, int64_t num_pairs, const int32_t* ids, const float* bias,
@@ -72,23 +62,41 @@ void kiln_change_row(const float* given, int64_t vocab_size, int64_t num_pairs, 
   // Sums: what is no number stays so.
   const int64_t num_whole = vocab_size / 8;
   for (int64_t byte = 0; byte < num_whole; ++byte) {
-    const float* added = kAdded.values[mask[byte]];
-    for (int bit = 0; bit < 8; ++bit) logits[8 * byte + bit] += added[bit];
+    // A copy, which compilers know to be apart from the table: they add several numbers at a time.
+    float own[8];
+    memcpy(own, logits + 8 * byte, sizeof own);
+    for (int bit = 0; bit < 8; ++bit) own[bit] += kAdded.values[mask[byte]][bit];
+    memcpy(logits + 8 * byte, own, sizeof own);
   }
   for (int64_t id = 8 * num_whole; id < vocab_size; ++id) logits[id] += kAdded.values[mask[num_whole]][id % 8];
 }
 
-// As `candidates.take_top`, of one row; `count` is at most `vocab_size`.
-void kiln_take_top(const float* logits, int64_t vocab_size, int64_t count, float* top, int32_t* ids) {
-  // NaN is in no peak: an order that it is part of is none.
+// As `kiln_change_row`, `sampling.is_valid` and `candidates.take_top`, of one row: returns 0 or 1, and writes `count` of
+// the row's tokens, of which there are `vocab_size`.
+int32_t kiln_find_top(const float* given, int64_t vocab_size, int64_t num_pairs, const int32_t* pair_ids,
+                      const float* bias, const float* factor, const float* penalty, const uint8_t* mask, int64_t count,
+                      float* top, int32_t* ids) {
+  // One for all rows, which stays in the processor's cache.
+  thread_local std::vector<float> changed;
+  changed.resize(vocab_size);
+  float* logits = changed.data();
+  kiln_change_row(given, vocab_size, num_pairs, pair_ids, bias, factor, penalty, mask, logits);
   const int64_t num_columns = (vocab_size + kParts - 1) / kParts;
   std::vector<float> peaks(num_columns, kExcluded);
+  // Not bool: no compiler computes with several of them at a time.
+  int32_t is_below_infinity = 1;
   for (int64_t first = 0; first < vocab_size; first += num_columns) {
     const int64_t length = std::min(num_columns, vocab_size - first);
     for (int64_t column = 0; column < length; ++column) {
       const float logit = logits[first + column];
       peaks[column] = logit > peaks[column] ? logit : peaks[column];
+      is_below_infinity &= logit < -kExcluded;
     }
+  }
+  if (!is_below_infinity || *std::max_element(peaks.begin(), peaks.end()) == kExcluded) {
+    std::fill_n(top, count, 0.0f);
+    std::fill_n(ids, count, 0);
+    return 0;
   }
   // Each of the highest columns has a token at least as likely as this.
   float threshold = kExcluded;
@@ -111,12 +119,13 @@ void kiln_take_top(const float* logits, int64_t vocab_size, int64_t count, float
   std::sort(keys.begin(), keys.end(), std::greater<uint64_t>());
   // Excluded tokens come last.
   for (int64_t id = 0; static_cast<int64_t>(keys.size()) < count; ++id) {
-    if (!(logits[id] > kExcluded)) keys.push_back(make_key(kExcluded, id));
+    if (logits[id] == kExcluded) keys.push_back(make_key(kExcluded, id));
   }
   for (int64_t place = 0; place < count; ++place) {
     ids[place] = static_cast<int32_t>(read_id(keys[place]));
     top[place] = logits[ids[place]];
   }
+  return 1;
 }
 
 // As `noise.mix`, of ids that share their keys; `rounds` has a number for each round.

@@ -38,29 +38,25 @@ def draw_logits(num_rows: int, vocab_size: int, seed: int) -> torch.Tensor:
 def test_the_likeliest_tokens(vocab_size: int) -> None:
     for seed, count in enumerate((1, 2, 5, 32, 40, 100, 3001)):
         logits, taken = draw_logits(16, vocab_size, seed), min(count, vocab_size)
-        expected = candidates.take_top(logits, taken)
-        assert all(map(torch.equal, host_rows.take_top(list(logits), taken), expected))
+        valid = sampling.is_valid(logits)
+        top, ids = candidates.take_top(torch.where(valid, logits, 0.0), taken)
+        found = host_rows.find_top(list(logits), [None] * len(logits), taken)
+        assert all(map(torch.equal, found, (top, torch.where(valid, ids, 0), valid)))
 
 
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_rows_that_are_no_numbers_have_ids_and_disturb_no_other_row(count: int) -> None:
-    logits = draw_logits(6, 40, 1)
+def test_rows_are_valid_that_are_numbers_and_disturb_no_other_row(count: int) -> None:
+    logits = draw_logits(8, 40, 1)
     expected = candidates.take_top(logits[:1], count)
-    logits[1], logits[2], logits[3, ::3], logits[4, 5] = float("nan"), float("-inf"), -float("nan"), float("inf")
-    top, ids = host_rows.take_top(list(logits), count)
-    assert ((ids >= 0) & (ids < 40)).all()
-    assert top[:1].equal(expected[0])
-    assert ids[:1].equal(expected[1])
-
-
-@pytest.mark.usefixtures("rows")
-def test_rows_are_valid_that_are_numbers() -> None:
-    logits = draw_logits(6, 40, 1)
-    logits[1, 7], logits[2], logits[3, 39], logits[4, 1:] = float("nan"), float("-inf"), float("inf"), float("-inf")
-    logits[5] = -float("nan")
-    assert host_rows.is_valid(list(logits)).tolist() == [[True], [False], [False], [False], [True], [False]]
-    assert sampling.is_valid(logits).equal(host_rows.is_valid(list(logits)))
+    logits[1, 7], logits[2], logits[3, 39], logits[5] = float("nan"), float("-inf"), float("inf"), -float("nan")
+    logits[4, 1:] = float("-inf")
+    top, ids, valid = host_rows.find_top(list(logits[:6]), [None] * 6, count)
+    assert valid.tolist() == [[True], [False], [False], [False], [True], [False]]
+    assert sampling.is_valid(logits[:6]).equal(valid)
+    assert top[0].equal(expected[0][0])
+    assert ids[0].equal(expected[1][0])
+    assert ids[4].tolist() == list(range(count))
 
 
 @pytest.mark.usefixtures("rows")
@@ -74,6 +70,11 @@ def test_changes() -> None:
         expected = change_logits(given, make_changes([asked] * len(logits), vocab_size), vocab_size, None)
         assert torch.stack([host_rows.change_row(own, row) for own in logits]).equal(expected)
         assert logits.equal(given)
+        top, ids, valid = host_rows.find_top(list(logits), [row] * len(logits), 9)
+        expected_top, expected_ids = candidates.take_top(expected, 9)
+        assert valid.equal(sampling.is_valid(expected))
+        assert top[valid[:, 0]].equal(expected_top[valid[:, 0]])
+        assert ids[valid[:, 0]].equal(expected_ids[valid[:, 0]])
 
 
 @pytest.mark.usefixtures("rows")
