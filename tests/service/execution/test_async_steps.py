@@ -185,9 +185,8 @@ async def test_tokens_that_a_failed_step_left_are_not_picked(
             await failing
         with pytest.raises(StepAborted):
             await picked
-        running = await group.begin(LEAVING)
+        await group.begin(LEAVING)
         picked = await group.pick([ProcessedRow(0)])
-        assert (await running).tokens[0] == []
         assert (await picked).tokens == before.tokens
 
 
