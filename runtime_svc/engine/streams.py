@@ -312,7 +312,8 @@ class MergedStream:
         if isinstance(event.payload, Finished) and self.error is None:
             self.error = event.payload.finish.error
         merged = Event(self._num_taken, event.weight_epoch, event.payload, index)
-        self._newest_index = index
+        # A sequence keeps its turn until it has given tokens: the prompt comes before those of any.
+        self._newest_index = index - isinstance(event.payload, Accepted | PromptDelta)
         self._num_taken += 1
         return merged
 
