@@ -1,7 +1,7 @@
 """Rows of logits on the host: what changes them, their likeliest tokens, and noise.
 
-Native code does so in a tenth of the time that graphs take, which launch hundreds of operations. Where it has not been
-built, the functions of graphs do; both give the same bits. It is declared in execution/native/sampling.cpp.
+Native code, execution/native/sampling.cpp, takes a tenth of the time of graphs, which launch hundreds of operations.
+Where it has not been built, the functions of graphs do the same; both give the same bits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from execution.logit_changes import change_logits
 from execution.step import ProcessedRow
 
 _PAIRS: Final = {"pair_ids": torch.int32} | dict.fromkeys(("pair_bias", "pair_factor", "pair_penalty"), torch.float32)
+#: What `_list_arguments` lists.
 _ROW: Final = (c_void_p, c_int64, c_int64, *[c_char_p] * (len(_PAIRS) + 1))
 _SIGNATURES: Final = {
     "kiln_change_row": (None, (*_ROW, c_void_p)),
@@ -51,7 +52,7 @@ def change_row(logits: Tensor, row: ProcessedRow | None) -> Tensor:
     library = load_sampling_library()
     if library is not None:
         changed = torch.empty_like(logits)
-        library.kiln_change_row(*_tell(logits, row), changed.data_ptr())
+        library.kiln_change_row(*_list_arguments(logits, row), changed.data_ptr())
         return changed
     changes = {name: _read(row.pairs.get(name, b""), dtype) for name, dtype in _PAIRS.items()}
     num_words = -(-len(logits) // WORD_BITS)
@@ -76,17 +77,18 @@ def find_top(
     top, ids = torch.empty(len(rows), count), torch.empty(len(rows), count, dtype=torch.int32)
     to_top, to_ids, step, valid_rows = top.data_ptr(), ids.data_ptr(), count * top.element_size(), []
     for place, (own, row) in enumerate(zip(logits, rows, strict=True)):
-        found = library.kiln_find_top(*_tell(own, row), count, to_top + place * step, to_ids + place * step)
+        found = library.kiln_find_top(*_list_arguments(own, row), count, to_top + place * step, to_ids + place * step)
         valid_rows.append([found])
     return top, ids, torch.tensor(valid_rows, dtype=torch.bool)
 
 
-def _tell(logits: Tensor, row: ProcessedRow | None) -> tuple[object, ...]:
-    """The arguments of `_ROW`."""
+def _list_arguments(logits: Tensor, row: ProcessedRow | None) -> tuple[object, ...]:
+    (vocab_size,) = logits.shape
     if row is None:
-        return logits.data_ptr(), logits.shape[0], 0, None, None, None, None, None
+        return logits.data_ptr(), vocab_size, 0, *[None] * len(_PAIRS), None
+    assert row.mask is None or 8 * len(row.mask) >= vocab_size, "native code would read beyond the mask"
     pairs = [row.pairs.get(name) for name in _PAIRS]
-    return logits.data_ptr(), logits.shape[0], len(pairs[0] or b"") // 4, *pairs, row.mask
+    return logits.data_ptr(), vocab_size, len(pairs[0] or b"") // 4, *pairs, row.mask
 
 
 def _read(values: bytes, dtype: torch.dtype) -> Tensor:

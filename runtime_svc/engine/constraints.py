@@ -73,9 +73,9 @@ class ConstrainedRequests:
             await self._wait()
 
     async def wait_behind(self, rows: Sequence[Request], step: asyncio.Future[Any]) -> None:
-        """Waits for masks of rows that a step leaves, until it has ended and a little longer.
+        """Waits for the masks of rows that a step leaves, until it has ended and a little longer.
 
-        Masks that have not come by then are awaited by no step.
+        No step awaits masks that come later.
         """
         while self._asking and not step.done() and any(one.lacks_mask for one in rows):
             await asyncio.wait((*self._asking, step), return_when=asyncio.FIRST_COMPLETED)

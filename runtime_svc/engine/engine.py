@@ -208,7 +208,7 @@ class Engine:
             self._work.clear()
             return
         # A capture holds all inputs of a step, the tokens included.
-        is_undisturbed = self._operations.is_empty and (self.weights.old is None or not self.weights.is_release_due)
+        is_undisturbed = not self._operations.waiting and (self.weights.old is None or not self.weights.is_release_due)
         if self._is_async and is_undisturbed and not self.requests.num_captures:
             plan = self.scheduler.schedule_behind(running.plan)
             if plan is not None:
@@ -231,7 +231,7 @@ class Engine:
 
     async def _begin_next(self) -> _RunningStep | None:
         """Runs the operations that are due, then calls the next step; None if no request can run."""
-        if not self._operations.is_empty:
+        if self._operations.waiting:
             await self._operations.run_due()
         if self.weights.half_swapped is not None:
             error, self.weights.half_swapped = self.weights.half_swapped, None
@@ -274,10 +274,10 @@ class Engine:
         left = [row for row in step.plan.rows if row.row in step.left and row.request.finish is None]
         await self.requests.constraints.wait_behind([row.request for row in left], step.result)
         found = [row for row in left if not row.request.lacks_mask and row.request.finish is None]
-        # Called while the step runs, if the masks have come: the ranks go on without a word.
-        picked = await self.ranks.pick(self._builder.describe(found)) if found else step.result
+        # If the masks have come, this is called while the step runs, so that the ranks go on at once.
+        picked = await self.ranks.pick(self._builder.describe(found)) if found else None
         result = await step.result
-        return await picked if found else result
+        return result if picked is None else await picked
 
     async def _reset(self, policy: InFlightPolicy, forget: Callable[[], Sequence[int]] | None = None) -> ResetReceipt:
         """Zeroes the KV cache between two steps: what `forget` returns, which frees it, or else all."""

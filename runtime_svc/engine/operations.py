@@ -83,43 +83,39 @@ class OperationQueue:
         self._scheduler = scheduler
         self._requests = requests
         self._wake = wake
-        self._queue: deque[_Operation] = deque()
+        #: Those that have not ended. The engine looks twice a step whether there are any.
+        self.waiting: deque[_Operation] = deque()
 
     async def run(self, name: str, policy: InFlightPolicy, action: Callable[[], Awaitable[None]]) -> OperationReceipt:
         """Waits until `action` has run.
 
         Cancelling the caller withdraws an operation that has not begun; one that has begun runs to its end.
         """
-        if len(self._queue) >= MAX_OPERATIONS:
+        if len(self.waiting) >= MAX_OPERATIONS:
             raise QueueFull(MAX_OPERATIONS, RETRY_AFTER_S)
         loop = asyncio.get_running_loop()
         operation = _Operation(name, policy, action, loop.create_future())
         operation.receipt.add_done_callback(lambda _: self._wake())
-        self._queue.append(operation)
+        self.waiting.append(operation)
         self._wake()
         return await operation.receipt
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no operation waits, and new requests may run."""
-        return not self._queue and self._scheduler.is_admitting
-
     async def run_due(self) -> None:
         """Runs the operations whose policy is met; holds new requests back while one waits for running ones."""
-        while self._queue:
-            operation = self._queue[0]
+        while self.waiting:
+            operation = self.waiting[0]
             if operation.policy is InFlightPolicy.WAIT and self._scheduler.running and not operation.receipt.done():
                 self._scheduler.is_admitting = False
                 return
             if not operation.receipt.done():
                 await self._run(operation)
-            self._queue.popleft()
+            self.waiting.popleft()
         self._scheduler.is_admitting = True
 
     def fail_all(self, error: KilnError) -> None:
         """Tells every caller, of the operation under way too, that its operation will not happen."""
-        while self._queue:
-            operation = self._queue.popleft()
+        while self.waiting:
+            operation = self.waiting.popleft()
             if not operation.receipt.done():
                 operation.receipt.set_exception(error)
 

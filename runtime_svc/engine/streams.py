@@ -199,6 +199,11 @@ class OutputStream:
         return bool(self._events)
 
     @property
+    def begins_with_prompt(self) -> bool:
+        """Whether the event that waits longest has tokens of the prompt."""
+        return bool(self._events) and isinstance(self._events[0][0], PromptDelta)
+
+    @property
     def is_full(self) -> bool:
         """Whether the client reads too slowly."""
         if len(self._events) < self._capacity:
@@ -312,13 +317,17 @@ class MergedStream:
         if isinstance(event.payload, Finished) and self.error is None:
             self.error = event.payload.finish.error
         merged = Event(self._num_taken, event.weight_epoch, event.payload, index)
-        # A sequence keeps its turn until it has given tokens: the prompt comes before those of any.
-        self._newest_index = index - isinstance(event.payload, Accepted | PromptDelta)
+        self._newest_index = index
         self._num_taken += 1
         return merged
 
     def _find_waiting(self) -> int | None:
-        """Returns the sequence whose turn it is, of those that have events; None if none has."""
+        """Returns the sequence whose turn it is, of those that have events; None if none has.
+
+        The first one has the prompt, which comes before tokens of any.
+        """
+        if self._streams[0].begins_with_prompt:
+            return 0
         count = len(self._streams)
         turns = ((self._newest_index + step) % count for step in range(1, count + 1))
         return next((index for index in turns if self._streams[index].has_waiting), None)

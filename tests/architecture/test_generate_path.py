@@ -21,10 +21,9 @@ from tests.repository import ROOT
 from tests.servers.runtime import Runtime, serve_runtime
 
 PACKAGES = ("runtime_svc", "edge")
-#: Files of the front. Those of the text process, of the ranks and of the links to them come beside them, and that of
-#: logs, which a call passes once another test has configured these.
+#: Files of the front, that of its logs among them once a test has configured these. Those of the text process, of the
+#: ranks and of the links to them come beside them.
 MAX_FILES = 22
-LOGS = "edge/logs.py"
 CALLS = 3
 
 
@@ -68,7 +67,7 @@ async def trace_generate() -> list[str]:
     names = set.intersection(*calls)
     roots = [ROOT / package for package in PACKAGES]
     paths = [path for path in map(Path, names) if any(path.is_relative_to(root) for root in roots)]
-    return sorted({str(path.relative_to(ROOT)) for path in paths} - {LOGS})
+    return sorted(str(path.relative_to(ROOT)) for path in paths)
 
 
 async def test_a_generate_passes_few_files() -> None:

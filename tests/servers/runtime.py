@@ -139,7 +139,7 @@ class Runtime:
 
     async def wait_for_operation(self) -> None:
         """Waits until a reset, or a swap of weights, is due."""
-        await until(lambda: not self.engine()._operations.is_empty)
+        await until(lambda: bool(self.engine()._operations.waiting))
 
     async def check_health(self, name: str = "") -> str:
         """State of a name; the code of the answer if it has none."""

@@ -116,11 +116,13 @@ async def test_a_plan_is_refused_like_a_compile(client: Client) -> None:
         assert (how.code.name, how.reason, sorted(how.fields)) == (code, reason, violations), fields
 
 
-async def test_70b_is_planned_in_seconds(client: Client, home: Path) -> None:
+async def test_70b_is_planned_within_a_second(client: Client, home: Path) -> None:
     write_headers(home / "models" / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
     config = {"tp_degree": 16, "seq_len": 8192, "enable_bucketing": True}
-    with running_time() as taken:
-        planned = await client.plan(model="70b", neuron_config=config, target=TRN1)
+    times_s = []
+    for _ in range(3):  # others use the machine, too
+        with running_time() as taken:
+            planned = await client.plan(model="70b", neuron_config=config, target=TRN1)
+        times_s.append(taken.s)
     assert (len(planned.ranks), planned.fits, planned.cores_needed) == (16, True, 16)
-    # It takes a fifth of this where others use the machine, too.
-    assert taken.s < 5
+    assert min(times_s) < 1, times_s

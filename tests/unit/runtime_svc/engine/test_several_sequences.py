@@ -12,6 +12,7 @@ from bundle.errors import KilnError
 from bundle.manifest import Serving
 from edge.errors import ClientStalled
 from execution.errors import RankDied
+from execution.sampling_parameters import SamplingParams
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import Accepted, Event, PromptDelta, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
@@ -266,7 +267,7 @@ async def test_a_slow_client_gets_every_sequence_whole_and_each_joined_by_itself
     running = harness.engine.scheduler._running
     await wait_until(lambda: len(running) == 3 and all(one.is_paused for one in running))
     events = [await anext(stream) for _ in range(4)]
-    assert [event.sequence_index for event in events] == [0, 0, 1, 2], "they take turns with tokens"
+    assert [event.sequence_index for event in events] == [0, 1, 2, 0], "they take turns"
     deltas = [event.payload for event in events[1:]]
     assert all(isinstance(delta, TokenDelta) and len(delta.tokens) > 1 for delta in deltas)
     events += [event async for event in stream]
@@ -279,15 +280,15 @@ async def test_the_prompt_comes_before_tokens_of_any_sequence() -> None:
     """However late the consumer comes."""
     streams = [OutputStream(9, on_drained=int, on_closed=int) for _ in range(2)]
     prompt = PromptLogprobs([5, 6], None)
-    before = [PromptDelta(prompt, 0, 1), PromptDelta(prompt, 1, 1)]
-    tokens = TokenDelta("a", ())
+    accepted, tokens = Accepted("r", 2, SamplingParams(), 9), TokenDelta("a", ())
+    before = [accepted, PromptDelta(prompt, 0, 1), PromptDelta(prompt, 1, 1)]
     for payload in (*before, tokens):
         streams[0].put(payload, 1)
     streams[1].put(tokens, 1)
     stream = MergedStream(streams)
-    events = [await anext(stream) for _ in range(4)]
+    events = [await anext(stream) for _ in range(5)]
     assert [event.payload for event in events] == [*before, tokens, tokens]
-    assert [event.sequence_index for event in events] == [0, 0, 0, 1]
+    assert [event.sequence_index for event in events] == [0, 0, 0, 1, 0]
 
 
 async def test_what_the_log_probabilities_of_a_sequence_are_is_its_own(start_engine: StartEngine) -> None:
