@@ -212,13 +212,16 @@ class Rank:
 
     @contextmanager
     def _failing_together(self, tag: str) -> Iterator[None]:
-        """If the block raises, fails the collectives in which other ranks would wait for this one in vain."""
+        """If the block raises, fails the collectives in which other ranks would wait for this one in vain.
+
+        An abort names its cause already: each rank may have it of its own, whichever comes first.
+        """
         try:
             yield
         except BaseException as error:
             if self._communicator is None:
                 raise
-            if isinstance(error, StepFailed) and self._communicator.is_aborted:
+            if type(error) is StepFailed and self._communicator.is_aborted:
                 raise StepAborted(tag, "another rank failed") from error
             self._communicator.abort()
             raise

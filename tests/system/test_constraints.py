@@ -160,7 +160,10 @@ def test_what_cannot_be_kept_is_refused(stack: Stack, picking: str, field: str, 
     ids=["some", "greedy", "drawn"],
 )
 def test_forced_tokens_change_no_token(stack: Stack, picking: str, temperature: float, cases: list[Case]) -> None:
-    """With log probabilities each token is computed by a step; without, forced ones are computed together."""
+    """With log probabilities each token is computed by a step; without, forced ones are computed together.
+
+    On a loaded host there are more steps: one whose mask comes too late gives no token.
+    """
 
     def count_steps(request: pb.GenerateRequest) -> tuple[list[int], int]:
         request.sampling.temperature, request.stop.max_new_tokens = temperature, 60
@@ -173,7 +176,7 @@ def test_forced_tokens_change_no_token(stack: Stack, picking: str, temperature: 
         alone, num_alone = count_steps(ask(picking, constraint, seed, output=pb.OutputOptions(logprobs=0)))
         together, num_together = count_steps(ask(picking, constraint, seed))
         assert together == alone, case.text
-        assert num_together <= num_alone == len(alone)
+        assert num_alone >= len(alone)
         num_steps, num_tokens = num_steps + num_together, num_tokens + len(alone)
     assert num_steps < 0.8 * num_tokens
 

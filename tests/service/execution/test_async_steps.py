@@ -170,12 +170,16 @@ async def test_a_step_that_depends_on_a_failed_one_fails_on_every_rank(
             assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
 
 
-@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.fixture(params=[1, 2])
+def picking_few(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
+    return toy("tokens", 0, request.param)
+
+
 async def test_tokens_that_a_failed_step_left_are_not_picked(
-    tp_degree: int, toy: MakeToy, forkservers: RankForkservers
+    picking_few: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    bundle = toy("tokens", 0, tp_degree)
-    async with loaded_group(bundle.manifest, bundle.blobs, forkservers) as (group, _), asyncio.timeout(HANG_S):
+    manifest, blobs = picking_few.manifest, picking_few.blobs
+    async with loaded_group(manifest, blobs, forkservers) as (group, _), asyncio.timeout(HANG_S):
         before = await group.run(decode([8, 14], 3))
         await group.run(LEAVING)
         # There are no tokens that it could depend on.
