@@ -214,7 +214,7 @@ class Rank:
     def _failing_together(self, tag: str) -> Iterator[None]:
         """If the block raises, fails the collectives in which other ranks would wait for this one in vain.
 
-        An abort names its cause already: each rank may have it of its own, whichever comes first.
+        An error that is a `StepAborted` stays as it is, because ranks may all have found the same cause.
         """
         try:
             yield

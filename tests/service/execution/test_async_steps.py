@@ -170,15 +170,10 @@ async def test_a_step_that_depends_on_a_failed_one_fails_on_every_rank(
             assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
 
 
-@pytest.fixture(params=[1, 2])
-def picking_few(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
-    return toy("tokens", 0, request.param)
-
-
 async def test_tokens_that_a_failed_step_left_are_not_picked(
-    picking_few: ToyBundle, forkservers: RankForkservers
+    picking_ranks: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    manifest, blobs = picking_few.manifest, picking_few.blobs
+    manifest, blobs = picking_ranks.manifest, picking_ranks.blobs
     async with loaded_group(manifest, blobs, forkservers) as (group, _), asyncio.timeout(HANG_S):
         before = await group.run(decode([8, 14], 3))
         await group.run(LEAVING)
