@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
-from typing import Final
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +22,32 @@ from execution.logit_changes import change_logits
 from execution.step import ProcessedRow
 
 _PAIRS: Final = {"pair_ids": torch.int32} | dict.fromkeys(("pair_bias", "pair_factor", "pair_penalty"), torch.float32)
-#: What `_list_arguments` lists.
-_ROW: Final = (c_void_p, c_int64, c_int64, *[c_char_p] * (len(_PAIRS) + 1))
 _SIGNATURES: Final = {
-    "kiln_change_row": (None, (*_ROW, c_void_p)),
-    "kiln_find_top": (c_int32, (*_ROW, c_int64, c_void_p, c_void_p)),
-    "kiln_mix": (None, (c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_void_p)),
+    "kiln_change_row": (c_void_p, c_int64, c_void_p),
+    "kiln_find_top": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+    "kiln_draw_uniform": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
 }
 _ROUNDS: Final = (c_int32 * len(noise.ROUNDS))(*noise.ROUNDS)
+
+
+class RowToDraw(NamedTuple):
+    """A row of logits: its place among them, and what changes it. `sampling_params` are as in `sampling.sample`."""
+
+    place: int
+    processed: ProcessedRow | None = None
+    sampling_params: tuple[float, float, float] = (0.0, 1.0, 1.0)
+
+
+class _Row(ctypes.Structure):
+    """Where native code finds a row of logits, and what changes it."""
+
+    _fields_: ClassVar = [
+        ("logits", c_void_p),
+        ("temperature", c_float),
+        ("num_pairs", c_int64),
+        *((name, c_char_p) for name in _PAIRS),
+        ("mask", c_char_p),
+    ]
 
 
 @cache
@@ -39,9 +57,9 @@ def load_sampling_library() -> ctypes.CDLL | None:
     if spec is None or spec.origin is None:
         return None
     library = ctypes.CDLL(spec.origin)
-    for name, (result, arguments) in _SIGNATURES.items():
+    for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype, function.argtypes = None, arguments
     return library
 
 
@@ -52,7 +70,7 @@ def change_row(logits: Tensor, row: ProcessedRow | None) -> Tensor:
     library = load_sampling_library()
     if library is not None:
         changed = torch.empty_like(logits)
-        library.kiln_change_row(*_list_arguments(logits, row), changed.data_ptr())
+        library.kiln_change_row(_describe(logits[None], [RowToDraw(0, row)]), len(logits), changed.data_ptr())
         return changed
     changes = {name: _read(row.pairs.get(name, b""), dtype) for name, dtype in _PAIRS.items()}
     num_words = -(-len(logits) // WORD_BITS)
@@ -60,35 +78,44 @@ def change_row(logits: Tensor, row: ProcessedRow | None) -> Tensor:
     return change_logits(logits[None], changes, len(logits), None)[0]
 
 
-def find_top(
-    logits: Sequence[Tensor], rows: Sequence[ProcessedRow | None], count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Changes rows of logits, contiguous f32 [V] each, as `change_row` does, and takes their likeliest tokens.
+def find_top(logits: Tensor, rows: Sequence[RowToDraw], count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Changes some rows of logits, f32 [M, V], as `change_row` does, and takes their likeliest tokens.
 
-    Returns their logits f32 [N, count] and ids int32 [N, count], as `candidates.take_top`, and which rows are numbers,
-    bool [N, 1], as `sampling.is_valid`. Logits and ids of other rows are 0.
+    Returns scores f32 [N, count], as `sampling.score`; ids int32 [N, count], as `candidates.take_top`; which rows are
+    numbers, bool [N, 1], as `sampling.is_valid`. Scores and ids of other rows are 0.
     """
     library = load_sampling_library()
     if library is None:
-        changed = torch.stack([change_row(*one) for one in zip(logits, rows, strict=True)])
+        changed = torch.stack([change_row(logits[one.place], one.processed) for one in rows])
         valid = sampling.is_valid(changed)
         top, ids = candidates.take_top(torch.where(valid, changed, 0.0), count)
-        return top, torch.where(valid, ids, 0), valid
-    top, ids = torch.empty(len(rows), count), torch.empty(len(rows), count, dtype=torch.int32)
-    to_top, to_ids, step, valid_rows = top.data_ptr(), ids.data_ptr(), count * top.element_size(), []
-    for place, (own, row) in enumerate(zip(logits, rows, strict=True)):
-        found = library.kiln_find_top(*_list_arguments(own, row), count, to_top + place * step, to_ids + place * step)
-        valid_rows.append([found])
-    return top, ids, torch.tensor(valid_rows, dtype=torch.bool)
+        params = torch.tensor([one.sampling_params for one in rows])
+        return sampling.score(top, top[:, :1], params), torch.where(valid, ids, 0), valid
+    scores, ids = torch.empty(len(rows), count), torch.empty(len(rows), count, dtype=torch.int32)
+    valid = torch.empty(len(rows), 1, dtype=torch.bool)
+    sizes = (len(rows), logits.shape[1], count)
+    library.kiln_find_top(_describe(logits, rows), *sizes, scores.data_ptr(), ids.data_ptr(), valid.data_ptr())
+    return scores, ids, valid
 
 
-def _list_arguments(logits: Tensor, row: ProcessedRow | None) -> tuple[object, ...]:
-    (vocab_size,) = logits.shape
-    if row is None:
-        return logits.data_ptr(), vocab_size, 0, *[None] * len(_PAIRS), None
-    assert row.mask is None or 8 * len(row.mask) >= vocab_size, "native code would read beyond the mask"
-    pairs = [row.pairs.get(name) for name in _PAIRS]
-    return logits.data_ptr(), vocab_size, len(pairs[0] or b"") // 4, *pairs, row.mask
+def _describe(logits: Tensor, rows: Sequence[RowToDraw]) -> ctypes.Array[_Row]:
+    """Describes rows to native code, which must not outlive the logits."""
+    assert logits.dtype == torch.float32, "native code reads no other numbers"
+    assert logits.stride(1) == 1, "native code reads a row from its start to its end"
+    start, step = logits.data_ptr(), logits.stride(0) * logits.element_size()
+    least = logits.shape[1] / 8
+    described = (_Row * len(rows))()
+    for own, row in zip(described, rows, strict=True):
+        own.logits = start + row.place * step
+        own.temperature = row.sampling_params[2]
+        if row.processed is not None:
+            mask = row.processed.mask
+            assert mask is None or len(mask) >= least, "native code would read beyond the mask"
+            own.mask = mask
+            for name, numbers in row.processed.pairs.items():
+                setattr(own, name, numbers)
+                own.num_pairs = len(numbers) // 4
+    return described
 
 
 def _read(values: bytes, dtype: torch.dtype) -> Tensor:
@@ -96,12 +123,14 @@ def _read(values: bytes, dtype: torch.dtype) -> Tensor:
 
 
 def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
-    """As `noise.make_noise`."""
+    """As `noise.make_noise`, for ids int32 [K], [1, K] or [N, K]."""
     library = load_sampling_library()
     if library is None:
         return noise.make_noise(ids, keys)
-    ids = ids.expand(len(keys), -1).contiguous()
-    bits = torch.empty_like(ids)
-    for own, own_keys, own_bits in zip(ids, keys.tolist(), bits, strict=True):
-        library.kiln_mix(own.data_ptr(), len(own), *own_keys, _ROUNDS, len(_ROUNDS), own_bits.data_ptr())
-    return noise.spread(bits)
+    ids, keys = ids.expand(len(keys), -1), keys.contiguous()
+    assert ids.stride(1) == 1, "native code reads a row from its start to its end"
+    uniform = torch.empty(ids.shape)
+    library.kiln_draw_uniform(
+        ids.data_ptr(), ids.stride(0), *ids.shape, keys.data_ptr(), _ROUNDS, len(_ROUNDS), uniform.data_ptr()
+    )
+    return noise.spread(uniform)

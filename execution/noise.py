@@ -28,14 +28,19 @@ def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
 
     Takes token ids, int32 [N, K] or [K], and the rows' keys, int32 [N, 2].
     """
-    return spread(mix(ids, keys[:, :1], keys[:, 1:]))
+    return spread(draw_uniform(ids, keys))
 
 
-def spread(bits: Tensor) -> Tensor:
-    """Gives 32 bits, of which every number is equally likely, the distribution of noise: int32 to f32, elementwise."""
+def draw_uniform(ids: Tensor, keys: Tensor) -> Tensor:
+    """A number in (0, 1) for each token, of which none is likelier than others, f32; arguments as in `make_noise`."""
+    bits = mix(ids, keys[:, :1], keys[:, 1:])
     high, low = _shift_right(bits, 16) & 0xFFFF, bits & 0xFFFF
-    # In (0, 1): the last factor makes 1 less than 1, which the sum rounds to. All other products are exact.
-    uniform = (high.float() * 2.0**-16 + (low.float() + 0.5) * 2.0**-32) * (1 - 2.0**-24)
+    # The last factor makes 1 less than 1, which the sum rounds to. All other products are exact.
+    return (high.float() * 2.0**-16 + (low.float() + 0.5) * 2.0**-32) * (1 - 2.0**-24)
+
+
+def spread(uniform: Tensor) -> Tensor:
+    """Gives what `draw_uniform` draws the distribution of noise, elementwise."""
     exponential = -torch.log1p(-uniform)
     # The logarithm: Inductor's `log` differs from torch's in the last bit, its `log1p` does not.
     return 33 * math.log(2) - torch.log1p(exponential * 2.0**33 - 1)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from execution.candidates import sum_exactly
-from execution.host_rows import change_row, find_top, make_noise
-from execution.sampling import cut, draw, is_greedy, mark_invalid, score, score_top, sum_weights
+from execution.candidates import round_sum, sum_exactly
+from execution.host_rows import RowToDraw, change_row, find_top, make_noise
+from execution.sampling import cut, draw, find_nucleus, mark_invalid, score, sum_weights
 from execution.step import ProcessedRow
 
 _EXCLUDED: Final = float("-inf")
@@ -35,30 +35,34 @@ _DOUBT: Final = 1e-4
 
 
 class _Rows(NamedTuple):
-    """Rows to draw, as in `sample`, with logits f32 [V] each, and what changes them.
+    """Rows to draw, as in `sample`. `logits`, f32 [M, V], are of all rows; `rows` are some of them.
 
     `cuts` are None if no row of the step has any.
     """
 
-    logits: list[Tensor]
-    changes: list[ProcessedRow | None]
+    logits: Tensor
+    rows: list[RowToDraw]
     sampling_params: Tensor
     chance: Tensor
     cuts: Tensor | None
-    vocab_size: int
+
+    @property
+    def vocab_size(self) -> int:
+        """How many logits a row has."""
+        return self.logits.shape[1]
 
     def choose(self, rows: list[int]) -> _Rows:
         """Some of them, in ascending order."""
-        if len(rows) == len(self.logits):
+        if len(rows) == len(self.rows):
             return self
         cuts = None if self.cuts is None else self.cuts[rows]
-        logits, changes = [self.logits[row] for row in rows], [self.changes[row] for row in rows]
-        return _Rows(logits, changes, self.sampling_params[rows], self.chance[rows], cuts, self.vocab_size)
+        own = [self.rows[row] for row in rows]
+        return _Rows(self.logits, own, self.sampling_params[rows], self.chance[rows], cuts)
 
     def change(self) -> Iterator[Tensor]:
         """Yields the changed logits of each, f32 [1, V]."""
-        for logits, row in zip(self.logits, self.changes, strict=True):
-            yield change_row(logits, row)[None]
+        for row in self.rows:
+            yield change_row(self.logits[row.place], row.processed)[None]
 
 
 class _Found(NamedTuple):
@@ -77,25 +81,33 @@ def sample_on_host(
 
     Arguments and result are as in `sample`; `logits`, f32 [N, V], stay as they are.
     """
-    num_rows, vocab_size = logits.shape
     changes = {row.row: row for row in rows}
     cut_rows = {row.row: row.cuts for row in rows if row.cuts != _NO_CUTS}
-    cuts = torch.tensor([cut_rows.get(row, _NO_CUTS) for row in range(num_rows)]) if cut_rows else None
     every = _Rows(
-        list(logits), [changes.get(row) for row in range(num_rows)], sampling_params, chance, cuts, vocab_size
+        logits,
+        [RowToDraw(row, changes.get(row), own) for row, own in enumerate(sampling_params.tolist())],
+        sampling_params,
+        chance,
+        torch.tensor([cut_rows.get(row, _NO_CUTS) for row in range(len(logits))]) if cut_rows else None,
     )
     found = list(_find_candidates(every, global_topk))
-    width = max(one.ids.shape[1] for one in found)
-    ids = torch.cat([pad(one.ids, (0, width - one.ids.shape[1])) for one in found])
-    scores = torch.cat([pad(one.scores, (0, width - one.ids.shape[1]), value=_EXCLUDED) for one in found])
     order = [row for one in found for row in one.rows]
+    ids, scores, valid = found[0][1:] if len(found) == 1 else _join(found)
     if chance.is_floating_point():
         drawn = draw(ids, scores, sampling_params[order], chance[order])
     else:
-        drawn = _draw(ids, scores, chance[order])
-    tokens = torch.empty(num_rows, dtype=torch.int32)
-    tokens[order] = mark_invalid(drawn, torch.cat([one.valid for one in found]))
+        drawn = _draw(ids, scores, chance if len(found) == 1 else chance[order])
+    tokens = torch.empty(len(logits), dtype=torch.int32)
+    tokens[order] = mark_invalid(drawn, valid)
     return tokens
+
+
+def _join(found: Sequence[_Found]) -> tuple[Tensor, Tensor, Tensor]:
+    """The ids, scores and validity of all rows; rows of fewer candidates are filled up with what cannot be drawn."""
+    width = max(one.ids.shape[1] for one in found)
+    ids = torch.cat([pad(one.ids, (0, width - one.ids.shape[1])) for one in found])
+    scores = torch.cat([pad(one.scores, (0, width - one.ids.shape[1]), value=_EXCLUDED) for one in found])
+    return ids, scores, torch.cat([one.valid for one in found])
 
 
 def _find_candidates(every: _Rows, global_topk: int) -> Iterator[_Found]:
@@ -106,17 +118,17 @@ def _find_candidates(every: _Rows, global_topk: int) -> Iterator[_Found]:
     """
     has_noise = not every.chance.is_floating_point()
     limits: dict[int, list[int]] = {}
-    top_k = every.sampling_params[:, 0].where(~is_greedy(every.sampling_params), 1.0)
-    for row, own_top_k in enumerate(top_k.tolist()):
-        limit = min((int(one) for one in (own_top_k, global_topk) if one > 0), default=0)
-        limits.setdefault(min(limit or (0 if has_noise else every.vocab_size), every.vocab_size), []).append(row)
+    for place, row in enumerate(every.rows):
+        top_k, _, temperature = row.sampling_params
+        own_limits = (top_k if temperature else 1, global_topk)
+        limit = min((int(one) for one in own_limits if one > 0), default=0 if has_noise else every.vocab_size)
+        limits.setdefault(min(limit, every.vocab_size), []).append(place)
     for limit, own in limits.items():
         for rows in [own] if limit else [[row] for row in own]:
             chosen = every.choose(rows)
-            top_logits, ids, valid = find_top(chosen.logits, chosen.changes, limit or 1)
-            scores = torch.zeros(ids.shape)
+            scores, ids, valid = find_top(chosen.logits, chosen.rows, limit or 1)
             if limit > 1:
-                scores = _score_limited(chosen, top_logits)
+                scores = _exclude(chosen, scores, _sum_limited(chosen))
             elif not limit and valid:
                 ids, scores = _take_unlimited(chosen)
             if ids.shape[1] > _FEW and has_noise:
@@ -126,24 +138,32 @@ def _find_candidates(every: _Rows, global_topk: int) -> Iterator[_Found]:
             yield _Found(rows, ids, scores, valid)
 
 
-def _score_limited(rows: _Rows, top_logits: Tensor) -> Tensor:
-    """The scores of likeliest tokens, f32 [N, K]."""
-    params, sums = rows.sampling_params, None
-    # Without a top_k of its own, a row's top_p is of the whole vocabulary.
-    if ((params[:, 0] <= 0) & (params[:, 1] < 1)).any():
-        each = zip(rows.change(), torch.split(top_logits, 1), torch.split(params, 1), strict=True)
-        sums = torch.cat([sum_weights(row, top[:, :1], own, rows.vocab_size) for row, top, own in each])
-    return _score(rows, top_logits, sums)
+def _sum_limited(rows: _Rows) -> Tensor | None:
+    """The sums of weights that top_p is a share of where a row has no top_k of its own; None if no row needs one."""
+    if all(top_k > 0 or top_p >= 1 for _, _, (top_k, top_p, _) in rows.rows):
+        return None
+    each = zip(rows.change(), torch.split(rows.sampling_params, 1), strict=True)
+    sums = [sum_weights(row, row.amax(dim=-1, keepdim=True), own, rows.vocab_size) for row, own in each]
+    return torch.cat(sums)
 
 
-def _score(rows: _Rows, top_logits: Tensor, sums: Tensor | None) -> Tensor:
-    scores = score_top(top_logits, sums, rows.sampling_params, rows.vocab_size)
+def _exclude(rows: _Rows, scores: Tensor, sums: Tensor | None) -> Tensor:
+    """As `sampling.score_top` and `sampling.cut`, for scores of as many candidates as top_k leaves, or fewer."""
+    top_k, top_p = rows.sampling_params[:, :1], rows.sampling_params[:, 1:2]
+    if any(row.sampling_params[1] < 1 for row in rows.rows):
+        weights = scores.exp()
+        measure = weights.sum(dim=-1, keepdim=True)
+        if sums is not None:
+            measure = torch.where(top_k > 0, measure, round_sum(sums, rows.vocab_size))
+        is_kept = find_nucleus(weights, measure, top_p)
+        is_kept[:, 0] = True
+        scores = scores.where(is_kept, _EXCLUDED)
     return scores if rows.cuts is None else cut(scores, rows.cuts, rows.sampling_params)
 
 
 def _take_unlimited(row: _Rows) -> tuple[Tensor, Tensor]:
     """The candidates of one row without a limit; of many, the drawn one alone."""
-    top_p = float(row.sampling_params[0, 1])
+    top_p = row.rows[0].sampling_params[1]
     min_p, typical_p = _NO_CUTS if row.cuts is None else row.cuts[0].tolist()
     (logits,) = row.change()
     scores = score(logits, logits.amax(dim=-1, keepdim=True), row.sampling_params)
@@ -163,8 +183,9 @@ def _take_unlimited(row: _Rows) -> tuple[Tensor, Tensor]:
             place = _draw_first(values, _find_distance(own), own, typical_p * float(own.sum()), _DOUBT)
         if place is not None:
             return ids[place].view(1, 1), torch.zeros(1, 1)
-    top_logits, places, _ = find_top([logits[0].index_select(0, ids)], [None], len(ids))
-    top_scores = _score(row, top_logits, sum_exactly(weights, row.vocab_size) if top_p < 1 else None)
+    alone = RowToDraw(0, None, row.rows[0].sampling_params)
+    top_scores, places, _ = find_top(logits.index_select(1, ids), [alone], len(ids))
+    top_scores = _exclude(row, top_scores, sum_exactly(weights, row.vocab_size) if top_p < 1 else None)
     is_left = top_scores[0] > _EXCLUDED
     return ids[places[:, is_left]], top_scores[:, is_left]
 

@@ -122,9 +122,17 @@ def score_top(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, 
     measure = weights.sum(dim=-1, keepdim=True)
     if sums is not None:
         measure = torch.where(top_k > 0, measure, round_sum(sums, vocab_size))
-    before = weights.cumsum(dim=-1) - weights
-    is_kept &= (before < top_p * measure) | (top_p >= 1) | (rank == 0)
+    is_kept &= find_nucleus(weights, measure, top_p) | (rank == 0)
     return scores.where(is_kept, float("-inf"))
+
+
+def find_nucleus(weights: Tensor, measure: Tensor, top_p: Tensor) -> Tensor:
+    """Tells which candidates top_p leaves, bool [N, K]; the first one always stays.
+
+    `weights` are f32 [N, K], likeliest first; `measure`, f32 [N, 1], is the weight of what top_p is a share of.
+    """
+    before = weights.cumsum(dim=-1) - weights
+    return (before < top_p * measure) | (top_p >= 1)
 
 
 def cut(scores: Tensor, cuts: Tensor, sampling_params: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from execution import candidates, host_rows, noise, sampling
+from execution.host_rows import RowToDraw
 from execution.logit_changes import change_logits
 from tests.ranks.noise import draw_keys
 from tests.ranks.processed_rows import draw_asked, make_changes
@@ -40,8 +41,15 @@ def test_the_likeliest_tokens(vocab_size: int) -> None:
         logits, taken = draw_logits(16, vocab_size, seed), min(count, vocab_size)
         valid = sampling.is_valid(logits)
         top, ids = candidates.take_top(torch.where(valid, logits, 0.0), taken)
-        found = host_rows.find_top(list(logits), [None] * len(logits), taken)
-        assert all(map(torch.equal, found, (top, torch.where(valid, ids, 0), valid)))
+        asked = [(0.0, 1.0, (0.0, 0.3, 1.0, 1.7)[row % 4]) for row in range(len(logits))]
+        scores = sampling.score(top, top[:, :1], torch.tensor(asked))
+        expected = (scores, torch.where(valid, ids, 0), valid)
+        rows = [RowToDraw(row, None, own) for row, own in enumerate(asked)]
+        for given in (logits, torch.nn.functional.pad(logits, (0, 3), value=float("nan"))[:, :vocab_size]):
+            found = host_rows.find_top(given, rows, taken)
+            assert all(map(torch.equal, found, expected))
+            found = host_rows.find_top(given, rows[9:2:-2], taken)
+            assert all(one.equal(every[[9, 7, 5, 3]]) for one, every in zip(found, expected, strict=True))
 
 
 @pytest.mark.usefixtures("rows")
@@ -51,10 +59,10 @@ def test_rows_are_valid_that_are_numbers_and_disturb_no_other_row(count: int) ->
     expected = candidates.take_top(logits[:1], count)
     logits[1, 7], logits[2], logits[3, 39], logits[5] = float("nan"), float("-inf"), float("inf"), -float("nan")
     logits[4, 1:] = float("-inf")
-    top, ids, valid = host_rows.find_top(list(logits[:6]), [None] * 6, count)
+    scores, ids, valid = host_rows.find_top(logits, [RowToDraw(row) for row in range(6)], count)
     assert valid.tolist() == [[True], [False], [False], [False], [True], [False]]
     assert sampling.is_valid(logits[:6]).equal(valid)
-    assert top[0].equal(expected[0][0])
+    assert scores[0].equal(expected[0][0] - expected[0][0][0])
     assert ids[0].equal(expected[1][0])
     assert ids[4].tolist() == list(range(count))
 
@@ -70,10 +78,10 @@ def test_changes() -> None:
         expected = change_logits(given, make_changes([asked] * len(logits), vocab_size), vocab_size, None)
         assert torch.stack([host_rows.change_row(own, row) for own in logits]).equal(expected)
         assert logits.equal(given)
-        top, ids, valid = host_rows.find_top(list(logits), [row] * len(logits), 9)
+        scores, ids, valid = host_rows.find_top(logits, [RowToDraw(place, row) for place in range(4)], 9)
         expected_top, expected_ids = candidates.take_top(expected, 9)
         assert valid.equal(sampling.is_valid(expected))
-        assert top[valid[:, 0]].equal(expected_top[valid[:, 0]])
+        assert scores[valid[:, 0]].equal((expected_top - expected_top[:, :1])[valid[:, 0]])
         assert ids[valid[:, 0]].equal(expected_ids[valid[:, 0]])
 
 
