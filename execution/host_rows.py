@@ -124,6 +124,7 @@ def _read(values: bytes, dtype: torch.dtype) -> Tensor:
 
 def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
     """As `noise.make_noise`, for ids int32 [K], [1, K] or [N, K]."""
+    assert ids.dtype == keys.dtype == torch.int32, "native code reads no other numbers"
     library = load_sampling_library()
     if library is None:
         return noise.make_noise(ids, keys)

@@ -90,3 +90,11 @@ def test_noise() -> None:
     keys, ids = draw_keys(3000), torch.randperm(1 << 18, generator=torch.Generator().manual_seed(2)).int()[:1000]
     for own, own_keys in ((ids[:130], keys), (ids.view(500, 2), keys[:500]), (ids[None], keys[:1])):
         assert host_rows.make_noise(own, own_keys).equal(noise.make_noise(own, own_keys))
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("wide", ["ids", "keys"])
+def test_noise_takes_no_other_integers(wide: str) -> None:
+    given = {"ids": torch.arange(4, dtype=torch.int32), "keys": draw_keys(2)}
+    with pytest.raises(AssertionError, match="native code reads no other numbers"):
+        host_rows.make_noise(**given | {wide: given[wide].long()})

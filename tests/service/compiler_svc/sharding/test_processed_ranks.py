@@ -135,9 +135,8 @@ async def pick_in_ranks(bundle: UnpublishedBundle, forkservers: RankForkservers)
             result = await group.run(step)
             parts = result.internal["rank_logits"]
             logits = torch.frombuffer(parts, dtype=torch.float32).view(parts.shape).transpose(0, 1).flatten(1)
-            params, keys = (
-                torch.tensor(step.inputs[name]).view(ROWS, -1) for name in ("sampling_params", "noise_keys")
-            )
+            dtypes = {"sampling_params": torch.float32, "noise_keys": torch.int32}
+            params, keys = (torch.frombuffer(step.inputs[name], dtype=of).view(ROWS, -1) for name, of in dtypes.items())
             logits = logits[:, : manifest.tokens.vocab_size]
             expected = sample_on_host(logits, params, keys, step.processed, manifest.sampling.global_topk)
             assert [token for (token,) in result.tokens] == expected.tolist()
