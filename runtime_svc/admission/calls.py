@@ -287,6 +287,10 @@ def _is_known(token_ids: Sequence[int], capabilities: Capabilities) -> bool:
 def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     if call.max_new_tokens is not None and call.max_new_tokens < 1:
         yield FieldViolation("stop.max_new_tokens", str(call.max_new_tokens), "at least 1")
+    # What a checkpoint's defaults ask for at least may be more.
+    elif call.max_new_tokens is not None and (least := call.sampling.get("min_new_tokens", 0)) > call.max_new_tokens:
+        accepted = f"at most {call.max_new_tokens}, the most tokens that the request asks for"
+        yield FieldViolation("sampling.min_new_tokens", str(least), accepted)
     max_strings, max_ids = capabilities.max_stop_strings, capabilities.max_stop_token_ids
     if len(call.stop_strings) > max_strings:
         yield FieldViolation("stop.stop_strings", f"{len(call.stop_strings)} strings", f"at most {max_strings}")

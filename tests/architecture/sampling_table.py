@@ -22,7 +22,8 @@ They come in the order of transformers: logit_bias, repetition_penalty, frequenc
 no_repeat_ngram_size, bad_words, min_new_tokens, allowed_token_ids, a constraint, forced_token_ids, temperature, top_k,
 top_p, min_p, typical_p. All up to forced_token_ids change greedy tokens, too. Where exclusions would leave no token,
 only allowed_token_ids and the constraint exclude, or the constraint alone. Log probabilities and logits are reported as
-the model gives them, before all of it. transformers' epsilon_cutoff and eta_cutoff have no field.
+the model gives them, before all of it. transformers' epsilon_cutoff and eta_cutoff have no field. A request that asks
+for more tokens by min_new_tokens than by max_new_tokens is refused.
 
 Of what is left, the token is drawn whose log probability plus noise is the largest. Noise is a function of the seed,
 the token's position in its sequence, prompt included, and its id: so the draw is the same on the host and on devices,

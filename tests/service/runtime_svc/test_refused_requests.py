@@ -161,6 +161,12 @@ REFUSED: Final[list[tuple[str, Message, str, dict[str, str]]]] = [
     ),
     ("d", sample(no_repeat_ngram_size=-1), INVALID, {"sampling.no_repeat_ngram_size": "a number of at least 0"}),
     ("d", sample(min_new_tokens=-1), INVALID, {"sampling.min_new_tokens": "a number of at least 0"}),
+    (
+        "d",
+        ask(sampling=pb.SamplingParams(min_new_tokens=3), stop=pb.StopConditions(max_new_tokens=2)),
+        INVALID,
+        {"sampling.min_new_tokens": "got 3; accepted: at most 2, the most tokens that the request asks for"},
+    ),
     *(
         ("d", sample(**{name: [5] * 1025}), INVALID, {f"sampling.{name}": "1025 tokens; accepted: at most"})
         for name in ("allowed_token_ids", "forced_token_ids")

@@ -108,11 +108,13 @@ def choose_options(config: Any, prompt_length: int, eos_token_ids: Sequence[int]
     options = {name: neutral if (value := getattr(config, name)) is None else value for name, neutral in names.items()}
     if not config.do_sample:
         options["temperature"] = 0.0
+    most = config.max_length - prompt_length
     options |= {
-        "max_new_tokens": config.max_length - prompt_length,
+        "max_new_tokens": most,
         "stop_token_ids": eos_token_ids,
         "ignore_eos": True,
-        "min_new_tokens": max(0, (config.min_length or 0) - prompt_length),
+        # transformers warns if there can be no sequence of that length, and makes the longest one.
+        "min_new_tokens": min(most, max(0, (config.min_length or 0) - prompt_length)),
         # As in transformers, a bad word that is an end of the sequence is ignored.
         "bad_words": [
             *(word for word in config.bad_words_ids or () if [*word] not in [[end] for end in eos_token_ids]),

@@ -741,7 +741,9 @@ class SamplingParams(_message.Message):
     no_repeat_ngram_size: _builtins.int
     """Excludes tokens that would repeat so many tokens in a row of the prompt and the output. Default 0: excludes none."""
     min_new_tokens: _builtins.int
-    """Excludes the tokens that would end the sequence until so many were generated. Default 0."""
+    """Excludes the tokens that would end the sequence until so many were generated. Default 0; no more than a max_new_tokens
+    of the request.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to logits, by token id: at most 1024 numbers, each in [-100, 100]."""

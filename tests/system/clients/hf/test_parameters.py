@@ -67,7 +67,11 @@ CASES: Final[dict[str, list[tuple[dict[str, Any], Callable[[int], dict[str, Any]
         ({"bad_words_ids": [[A], [COMMA, A], [END]]}, None),
         ({"suppress_tokens": [A, COMMA]}, None),
     ],
-    "min_new_tokens": [({"min_new_tokens": 12, "eos_token_id": [2, 3, COMMA]}, None), ({"min_length": 24}, None)],
+    "min_new_tokens": [
+        ({"min_new_tokens": 12, "eos_token_id": [2, 3, COMMA]}, None),
+        ({"min_length": 24}, None),
+        ({"min_new_tokens": 50}, None),
+    ],
     "logit_bias": [({"sequence_bias": {(A,): 8.0, (COMMA,): -50.0}}, None)],
     "allowed_token_ids": [
         (

@@ -803,7 +803,8 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
   badWords: TokenIds[];
 
   /**
-   * Excludes the tokens that would end the sequence until so many were generated. Default 0.
+   * Excludes the tokens that would end the sequence until so many were generated. Default 0; no more than a max_new_tokens
+   * of the request.
    *
    * @generated from field: optional int32 min_new_tokens = 13;
    */
