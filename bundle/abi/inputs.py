@@ -26,6 +26,8 @@ LIVE_ROWS: Final = "live_rows"
 PROMPT_LOGPROBS: Final = "prompt_logprobs"
 #: What a row of `sampling_params` has, by its names in `manifest.Sampling`.
 SAMPLING_PARAMS: Final = ("top_k", "top_p", "temperature")
+#: A top_k of rows of which nobody takes the token that an executable picks.
+UNPICKED_TOP_K: Final = -1.0
 #: Tokens of a word of `token_bitmask`.
 WORD_BITS: Final = 32
 #: What a row of `cuts` has.
@@ -186,7 +188,7 @@ _ROWS: Final = (
         accepted=(-1, "last_adapter"),
         flag=ADAPTERS,
     ),
-    # A top_k of 1 is greedy for any values of the others.
+    # A top_k of 1 is greedy for any values of the others; `UNPICKED_TOP_K` leaves the row's token open.
     Input(
         name="sampling_params",
         dtype="float32",

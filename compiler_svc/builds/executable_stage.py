@@ -17,7 +17,7 @@ from compiler_svc.builds.build import Build
 from compiler_svc.builds.finished_lowerings import FinishedLowering
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.cache import CachedExecutable
-from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, NeuronSubmodel
+from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, NeuronSubmodel, PickedTokens
 from compiler_svc.lower.neuron.flags import CompilerOptions, list_flags
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.program import stage_job
@@ -200,7 +200,12 @@ def find_live_inputs(submodel: ExecutableSpec) -> LiveInputs | None:
         return None
     # Of tokens at a row's end, no number of leading ones says which are live.
     counts = None if LEFT_PADDED in submodel.flags else places.get("num_tokens")
-    return LiveInputs(rows=places[LIVE_ROWS], tokens=places["input_ids"], counts=counts)
+    params = places.get("sampling_params")
+    picked = None
+    if params is not None:
+        outputs = [spec.name for spec in submodel.outputs]
+        picked = PickedTokens(sampling_params=params, tokens=outputs.index("tokens"))
+    return LiveInputs(rows=places[LIVE_ROWS], tokens=places["input_ids"], counts=counts, picked=picked)
 
 
 def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:

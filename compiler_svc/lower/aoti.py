@@ -20,7 +20,7 @@ from compiler_svc.lower.inductor import link_with, steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.layer_function import prepare_layer
 from compiler_svc.lower.linear import compile_linear_kernel, use_linear_kernel
-from compiler_svc.lower.live_logits import guard_indices
+from compiler_svc.lower.live_logits import guard_indices, limit_candidates
 from compiler_svc.lower.live_rows import find_live_rows, limited_loops
 from compiler_svc.lower.program import example_inputs, load_program
 from compiler_svc.lower.repeated_layers import outline_layers
@@ -44,6 +44,7 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         objects += [compile_adapt_kernel(job, dtype) for dtype in sorted(use_adapt_kernel(module, live_rows), key=str)]
         if use_top_kernel(module, live_rows):
             objects.append(compile_top_kernel(job))
+            limit_candidates(module, job.live and job.live.picked, live_rows)
         guarded = guard_indices(module, live_rows)
         objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)

@@ -31,6 +31,15 @@ class LoweringOptions(msgspec.Struct, frozen=True, kw_only=True):
         return TARGETS[self.target.kind].lowerings[self.optimization_level]
 
 
+class PickedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a program says for which rows it need not pick a token."""
+
+    #: Place among the inputs: f32 [R, N], of which the first number is negative in such rows.
+    sampling_params: int
+    #: Place among the outputs: int32 [R].
+    tokens: int
+
+
 class LiveInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a program that say which of its rows of tokens are live, by their places among its inputs."""
 
@@ -40,6 +49,8 @@ class LiveInputs(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     #: int32 [R]: how many of a row's tokens are live; the first ones. None: any may be.
     counts: int | None = None
+    #: None: it picks a token for each live row, if any.
+    picked: PickedTokens | None = None
 
 
 class NeuronSubmodel(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,10 @@ from torch._inductor.codegen.cpp_utils import cexpr_index
 
 #: The variable in a library: tokens of the step up to the last live one, numbered through all rows.
 COUNT: Final = "kiln_live_tokens"
+#: The variable with the step's `sampling_params`, if the library has such an input.
+PARAMS: Final = "kiln_sampling_params"
+#: Declares both, for code that uses them.
+DECLARATION: Final = f"extern int64_t {COUNT}; extern const float* {PARAMS};"
 
 
 class StepShape(NamedTuple):
@@ -21,7 +25,7 @@ class StepShape(NamedTuple):
 
 class LimitedLoop(LoopLevel):  # type: ignore[misc]
     """A loop that ends early, at the index that the C++ expression `bound` gives, no larger than its size. `bound` may
-    use `COUNT` and the variables of loops around this one.
+    use `COUNT`, `PARAMS` and the variables of loops around this one.
     """
 
     bound: str
@@ -48,4 +52,4 @@ class LimitedLoop(LoopLevel):  # type: ignore[misc]
         whole = f"{self.var}<{cexpr_index(self.size)};"
         assert whole in lines[-1], lines
         lines[-1] = lines[-1].replace(whole, f"{self.var}<({self.bound});")
-        return [f"extern int64_t {COUNT};", *lines]
+        return [DECLARATION, *lines]

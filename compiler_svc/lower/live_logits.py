@@ -3,7 +3,8 @@
 `kiln::linear` leaves the logits of such rows unwritten, so nothing may depend on what is made of them, except that an
 index must lie within what it indexes. `guard_indices` sees to that; then loops over the logits of each row, and over
 whatever is made of them, need not run for rows that are not live. A sum, a maximum or a place that such a loop finds
-has the value of an empty row then, and a tensor that it writes stays unwritten.
+has the value of an empty row then, and a tensor that it writes stays unwritten. If all that becomes of it are picked
+tokens, it leaves out rows of which no token is picked, too: those whose tokens the host picks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from compiler_svc.lower.limited_loop import COUNT, LimitedLoop, StepShape
+from bundle.abi.inputs import SAMPLING_PARAMS
+from compiler_svc.lower.job import PickedTokens
+from compiler_svc.lower.limited_loop import COUNT, PARAMS, LimitedLoop, StepShape
 
 #: Names of arguments that operators take indices by.
 _INDEX_ARGUMENTS: Final = {"index", "indices"}
@@ -64,9 +67,48 @@ def _clamp_index(module: GraphModule, gather: Node) -> None:
     gather.args = (values, dim, clamped, *others)
 
 
-def limit_rows(kernel: CppKernelProxy, nodes: Sequence[Any], step: StepShape) -> None:
+def limit_candidates(module: GraphModule, picked: PickedTokens | None, live_rows: Mapping[int, Node]) -> None:
+    """Lets calls of `kiln::take_top` that find tokens alone leave out rows of which no token is picked.
+
+    `live_rows` is as `find_live_rows` returned it.
+    """
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.kiln.take_top.default)
+    calls = [call for call in calls if picked is not None and _finds_tokens_alone(call, picked.tokens)]
+    if picked is None or not calls:
+        return
+    params = module.graph.find_nodes(op="placeholder")[picked.sampling_params]
+    rows = params.meta["val"].shape[0]
+    with module.graph.inserting_before(calls[0]):
+        numbers = module.graph.call_function(torch.ops.aten.arange.default, (rows,), {"dtype": torch.int32})
+        is_live = module.graph.call_function(torch.ops.aten.lt.Tensor, (numbers, live_rows[rows]))
+        top_k = module.graph.call_function(torch.ops.aten.select.int, (params, 1, 0))
+        is_picked = module.graph.call_function(torch.ops.aten.ge.Scalar, (top_k, 0))
+        both = module.graph.call_function(torch.ops.aten.logical_and.default, (is_live, is_picked))
+        # Each row is a group of its own.
+        counts = module.graph.call_function(torch.ops.aten.to.dtype, (both, torch.int32))
+    for call in calls:
+        call.args = (*call.args[:2], counts)
+    module.graph.lint()
+    module.recompile()
+
+
+def _finds_tokens_alone(node: Node, tokens: int) -> bool:
+    """Whether nothing but one output depends on a node."""
+    (output,) = node.graph.find_nodes(op="output")
+    made = {node}
+    for one in node.graph.nodes:
+        if not made.isdisjoint(one.all_input_nodes):
+            made.add(one)
+    outputs: Sequence[Any] = output.args[0]
+    others = {one for place, one in enumerate(outputs) if place != tokens}
+    return made.isdisjoint(others) and all(one.target is not torch.ops.aten.copy_.default for one in made)
+
+
+def limit_rows(
+    kernel: CppKernelProxy, nodes: Sequence[Any], step: StepShape, picked: PickedTokens | None = None
+) -> None:
     """Lets a kernel's loop over what each row has end at once in rows that are not live, if all that the loop computes
-    is made of logits, row by row. The kernel's code is not written yet.
+    is made of logits, row by row. The kernel's code is not written yet. `picked` says for which rows it finds tokens.
     """
     loops = kernel.loop_nest.loops
     if len(loops) != 2 or step.rows == 1 or loops[0].size != step.rows or loops[0].steps != 1 or loops[1].size == 1:
@@ -75,6 +117,8 @@ def limit_rows(kernel: CppKernelProxy, nodes: Sequence[Any], step: StepShape) ->
     inside = [node for node in nodes if len(node._body.iter_vars) + len(node._body.reduce_vars) == 2]  # noqa: SLF001
     if inside and all(_goes_by_rows(node, step.rows) for node in inside):
         is_live = f"{loops[0].var} * {step.tokens} < {COUNT}"
+        if picked is not None and _makes_tokens_alone(nodes, picked.tokens):
+            is_live += f" && !({PARAMS}[{loops[0].var} * {len(SAMPLING_PARAMS)}] < 0)"
         loops[1] = LimitedLoop.of(loops[1], f"{is_live} ? {loops[1].size} : 0")
 
 
@@ -104,6 +148,20 @@ def _is_made_of_logits(name: str) -> bool:
         todo += read - seen
         seen |= read
     return False
+
+
+def _makes_tokens_alone(nodes: Sequence[Any], tokens: int) -> bool:
+    """Whether nothing but one output of the graph in progress depends on what operations write."""
+    buffers = V.graph.scheduler.name_to_buf
+    todo = [name for place, name in enumerate(V.graph.get_output_names()) if place != tokens]
+    todo += [name for name, buffer in buffers.items() if buffer.get_mutations()]
+    needed = set(todo)
+    while todo:
+        buffer = buffers.get(todo.pop())
+        read = set() if buffer is None else {dep.name for dep in buffer.defining_op.read_writes.reads} - needed
+        todo += read
+        needed |= read
+    return needed.isdisjoint(dep.name for node in nodes for dep in node.read_writes.writes)
 
 
 def _is_limited_linear(call: Any) -> bool:

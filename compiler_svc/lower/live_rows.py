@@ -18,14 +18,16 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
-from compiler_svc.lower.job import LiveInputs
-from compiler_svc.lower.limited_loop import COUNT, LimitedLoop, StepShape
+from compiler_svc.lower.job import LiveInputs, PickedTokens
+from compiler_svc.lower.limited_loop import COUNT, PARAMS, LimitedLoop, StepShape
 from compiler_svc.lower.live_logits import limit_rows
 
 #: The shape of the steps of the library in progress; None if nothing says which of their tokens are live.
 _STEP: Final[ContextVar[StepShape | None]] = ContextVar("step", default=None)
 #: Whether indices of the library in progress are in range whatever its logits are; see `live_logits`.
 _GUARDED: Final[ContextVar[bool]] = ContextVar("guarded", default=False)
+#: What says for which rows the library in progress picks tokens, if anything does.
+_PICKED: Final[ContextVar[PickedTokens | None]] = ContextVar("picked", default=None)
 
 
 def find_live_rows(module: GraphModule, live: LiveInputs | None) -> Mapping[int, Node]:
@@ -52,27 +54,33 @@ def find_live_rows(module: GraphModule, live: LiveInputs | None) -> Mapping[int,
 
 
 def write_count(live: LiveInputs, *, tells_collectives: bool) -> str:
-    """Writes C++ code that sets the variable from `input_handles`, the inputs of the graph that is lowered now.
+    """Writes C++ code that sets the variables from `input_handles`, the inputs of the graph that is lowered now.
     `tells_collectives` says whether the graph's collectives move live tokens only.
     """
-    num_rows, tokens = list(V.graph.graph_inputs.values())[live.tokens].get_size()
+    inputs = list(V.graph.graph_inputs.values())
+    num_rows, tokens = inputs[live.tokens].get_size()
     tell = f"kiln_begin_step({num_rows}, {tokens}, {COUNT});\n" if tells_collectives else ""
     in_last_row = tokens if live.counts is None else f"read({live.counts})[rows - 1]"
+    params = "" if live.picked is None else f"{PARAMS} = static_cast<float*>(find({live.picked.sampling_params}));\n"
     return (
-        "const auto read = [&](size_t input) {\n"
+        "const auto find = [&](size_t input) {\n"
         "  void* data = nullptr;\n"
         "  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(input_handles[input], &data));\n"
-        "  return static_cast<const int32_t*>(data);\n"
+        "  return data;\n"
         "};\n"
+        "const auto read = [&](size_t input) { return static_cast<const int32_t*>(find(input)); };\n"
         f"const int64_t rows = *read({live.rows});\n"
         f"{COUNT} = rows == 0 ? 0 : (rows - 1) * {tokens} + {in_last_row};\n"
-        f"{tell}"
+        f"{params}{tell}"
     )
 
 
 def declare_count() -> str:
-    """Defines the variable, for the code that calls kernels, and declares the function that tells collectives of it."""
-    return f'int64_t {COUNT} = 0;\nextern "C" void kiln_begin_step(int64_t rows, int64_t tokens, int64_t live);\n'
+    """Defines the variables, for the code that calls kernels, and declares the function that tells collectives."""
+    return (
+        f"int64_t {COUNT} = 0;\nconst float* {PARAMS} = nullptr;\n"
+        'extern "C" void kiln_begin_step(int64_t rows, int64_t tokens, int64_t live);\n'
+    )
 
 
 @contextmanager
@@ -81,18 +89,21 @@ def limited_loops(module: GraphModule, live: LiveInputs | None, *, guarded: bool
 
     A loop is limited if all that it writes are tensors [rows, tokens, …], in the order of their elements, from what has
     rows of tokens, too. What is smaller, such as positions, is computed whole: other code may read all of it. With
-    `guarded`, which `guard_indices` returned, loops over logits leave out rows that are not live.
+    `guarded`, which `guard_indices` returned, loops over logits leave out rows that are not live, and those that find
+    tokens alone rows of which no token is picked.
     """
     step = None
     if live is not None:
         step = StepShape(*module.graph.find_nodes(op="placeholder")[live.tokens].meta["val"].shape)
     # Of a single token nothing can be left out.
     tokens = _STEP.set(step if step != (1, 1) else None), _GUARDED.set(guarded)
+    picked = _PICKED.set(None if live is None else live.picked)
     try:
         yield
     finally:
         _STEP.reset(tokens[0])
         _GUARDED.reset(tokens[1])
+        _PICKED.reset(picked)
 
 
 def generate_kernel(kernel: CppKernelProxy, nodes: Sequence[Any]) -> None:
@@ -107,7 +118,7 @@ def generate_kernel(kernel: CppKernelProxy, nodes: Sequence[Any]) -> None:
     if rest == 0 and all(_goes_by_tokens(node, step, elements) for node in nodes):
         loops[0] = LimitedLoop.of(loops[0], f"{COUNT} * {elements}")
     elif _GUARDED.get():
-        limit_rows(kernel, nodes, step)
+        limit_rows(kernel, nodes, step, _PICKED.get())
 
 
 def join_kernels(node: OuterLoopFusedSchedulerNode, kernels: Sequence[CppKernelProxy]) -> CppKernelProxy:

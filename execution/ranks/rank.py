@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from bundle.abi.inputs import read_sampling_params
+from bundle.abi.inputs import UNPICKED_TOP_K, read_sampling_params
 from bundle.abi.outputs import IDLE_TOKEN, NO_TOKEN
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
@@ -155,6 +155,10 @@ class Rank:
                     raise StepAborted(call.tag, "the previous step has no tokens")
                 # An invalid row computes any token in vain, until the engine knows.
                 inputs["input_ids"] = previous_tokens.clamp(min=0).view(inputs["input_ids"].shape)
+            others = [*call.left, *(row.row for row in call.processed)]
+            if others and "sampling_params" in inputs:
+                inputs["sampling_params"] = inputs["sampling_params"].clone()
+                inputs["sampling_params"][others, 0] = UNPICKED_TOP_K
             outputs = self._executor.run(call.tag, inputs, with_old=call.with_old)
             if "tokens" in outputs and call.processed:
                 # All ranks do so, from equal logits: each takes its own tokens for a step that depends on this one.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.graph import CodeGen
 
+from bundle.abi.inputs import UNPICKED_TOP_K
 from bundle.abi.outputs import INVALID_ROW
 from compiler_svc.builds.executable_stage import find_live_inputs
-from compiler_svc.lower.job import LiveInputs
+from compiler_svc.lower.job import LiveInputs, PickedTokens
 from compiler_svc.lower.live_rows import find_live_rows
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
@@ -71,6 +72,15 @@ class Sampling(nn.Module):
         logits = nn.functional.linear(hidden, self.head)
         tokens = (greedy(logits), *(sample(logits, params, keys, count) for count in (8, 0)))
         return logits.amax(-1), logits.exp().sum(-1), live_rows + 0, *tokens
+
+
+class Picking(Sampling):
+    """Tokens, and what is told of the same logits."""
+
+    def forward(self, ids: Tensor, live_rows: Tensor, params: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        hidden = nn.functional.embedding(ids, self.table)[:, 0]
+        logits = nn.functional.linear(hidden, self.head)
+        return logits.exp().sum(-1), sample(logits, params, keys, 8), live_rows + 0
 
 
 class Telling(nn.Module):
@@ -172,6 +182,31 @@ def test_loops_over_the_vocabulary_leave_out_rows_that_are_not_live(
                 assert found[:num_live].equal(expected[:num_live])
                 invalid = (found[:num_live] == INVALID_ROW).nonzero().flatten().tolist()
                 assert invalid == ([1] if num_live == 4 else []), "NaN is in one row alone"
+
+
+@pytest.mark.toolchain
+def test_loops_that_find_tokens_alone_leave_out_rows_of_which_none_is_picked(
+    tmp_path: Path, lowerings: ForkserverClient
+) -> None:
+    model, rows = Picking().requires_grad_(False), 6
+    ids, keys = torch.arange(rows, dtype=torch.int32)[:, None], draw_keys(rows)
+    params = torch.tensor([[5, 0.9, 0.7]] * rows)
+    program = torch.export.export(model, (ids, int32([2]), params, keys))
+    live = LiveInputs(rows=1, tokens=0, picked=PickedTokens(sampling_params=2, tokens=1))
+    executable = lower(lowerings, tmp_path, program, num_state=0, live=live)
+    with open_library(executable, model.state_dict()) as library:
+        for num_live, unpicked in ((6, []), (6, [0, 3]), (4, [1, 5]), (3, [0, 1, 2])):
+            ids = (ids + 1) % 10
+            told, tokens, _ = model(ids, int32([num_live]), params, keys)
+            asked = params.clone()
+            asked[unpicked, 0] = UNPICKED_TOP_K
+            soil(float("nan"), rows, VOCAB_SIZE)
+            found_told, found, _ = library.run([ids, int32([num_live]), asked, keys])
+            torch.testing.assert_close(found_told[:num_live], told[:num_live], rtol=1e-4, atol=0)
+            picked = [row for row in range(num_live) if row not in unpicked]
+            assert found[picked].equal(tokens[picked])
+            others = [row for row in range(rows) if row not in picked]
+            assert (found[others] == INVALID_ROW).all(), "the largest of nothing is no number"
 
 
 @pytest.mark.slow
