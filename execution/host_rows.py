@@ -25,7 +25,10 @@ _PAIRS: Final = {"pair_ids": torch.int32} | dict.fromkeys(("pair_bias", "pair_fa
 _SIGNATURES: Final = {
     "kiln_change_row": (c_void_p, c_int64, c_void_p),
     "kiln_find_top": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+    "kiln_keep_nucleus": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "kiln_draw_uniform": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
+    "kiln_scale": (c_int64, c_float, c_void_p),
+    "kiln_draw": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_float, c_void_p),
 }
 _ROUNDS: Final = (c_int32 * len(noise.ROUNDS))(*noise.ROUNDS)
 
@@ -122,16 +125,55 @@ def _read(values: bytes, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(values), dtype=dtype)[None] if values else torch.zeros(1, 0, dtype=dtype)
 
 
-def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
-    """As `noise.make_noise`, for ids int32 [K], [1, K] or [N, K]."""
-    assert ids.dtype == keys.dtype == torch.int32, "native code reads no other numbers"
+def keep_nucleus(scores: Tensor, weights: Tensor, measure: Tensor, top_p: Tensor) -> None:
+    """Excludes from scores, contiguous f32 [N, K], all but the first one and those that `sampling.find_nucleus` finds.
+
+    Other arguments are as there, contiguous but for `top_p`.
+    """
     library = load_sampling_library()
     if library is None:
-        return noise.make_noise(ids, keys)
+        is_kept = sampling.find_nucleus(weights, measure, top_p)
+        is_kept[:, 0] = True
+        scores.masked_fill_(~is_kept, float("-inf"))
+        return
+    assert all(one.is_contiguous() for one in (scores, weights, measure)), "native code reads one row behind the other"
+    weighed = weights.data_ptr(), measure.data_ptr(), top_p.data_ptr(), top_p.stride(0)
+    library.kiln_keep_nucleus(*weighed, *scores.shape, scores.data_ptr())
+
+
+def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
+    """As `noise.make_noise`, for ids int32 [K], [1, K] or [N, K]."""
+    _check_integers(ids, keys)
+    library = load_sampling_library()
+    return noise.make_noise(ids, keys) if library is None else noise.MOST - _draw_rest(library, ids, keys)
+
+
+def draw(ids: Tensor, scores: Tensor, keys: Tensor) -> Tensor:
+    """As `sampling.draw`, for rows that are not greedy; scores are contiguous."""
+    _check_integers(ids, keys)
+    assert scores.is_contiguous(), "native code reads one row behind the other"
+    library = load_sampling_library()
+    if library is None:
+        return sampling.pick_largest(ids, scores + noise.make_noise(ids, keys))
+    rest, tokens = _draw_rest(library, ids, keys), torch.empty(len(scores), dtype=torch.int32)
+    ids = ids.expand(len(keys), -1)
+    numbers = scores.data_ptr(), rest.data_ptr(), noise.MOST
+    library.kiln_draw(ids.data_ptr(), ids.stride(0), *ids.shape, *numbers, tokens.data_ptr())
+    return tokens
+
+
+def _check_integers(ids: Tensor, keys: Tensor) -> None:
+    assert ids.dtype == keys.dtype == torch.int32, "native code reads no other numbers"
+
+
+def _draw_rest(library: ctypes.CDLL, ids: Tensor, keys: Tensor) -> Tensor:
+    """What noise is less than `noise.MOST`. Its logarithms are torch's: others have other bits."""
     ids, keys = ids.expand(len(keys), -1), keys.contiguous()
     assert ids.stride(1) == 1, "native code reads a row from its start to its end"
-    uniform = torch.empty(ids.shape)
+    rest = torch.empty(ids.shape)
     library.kiln_draw_uniform(
-        ids.data_ptr(), ids.stride(0), *ids.shape, keys.data_ptr(), _ROUNDS, len(_ROUNDS), uniform.data_ptr()
+        ids.data_ptr(), ids.stride(0), *ids.shape, keys.data_ptr(), _ROUNDS, len(_ROUNDS), rest.data_ptr()
     )
-    return noise.spread(uniform)
+    rest.log1p_()
+    library.kiln_scale(rest.numel(), noise.SCALE, rest.data_ptr())
+    return rest.log1p_()

@@ -22,6 +22,11 @@ ROUNDS: Final = struct.unpack(
     bytes.fromhex("243f6a8885a308d313198a2e03707344a4093822299f31d0082efa98ec4e6c89452821e638d01377be5466cf34e90c6c"),
 )
 
+#: Exponentially distributed numbers are at least the inverse of half of this, so that noise is finite.
+SCALE: Final = 2.0**33
+#: Its logarithm.
+MOST: Final = 33 * math.log(2)
+
 
 def make_noise(ids: Tensor, keys: Tensor) -> Tensor:
     """The noise of tokens in rows, f32 [N, K], from -2.82 to 22.88.
@@ -43,7 +48,7 @@ def spread(uniform: Tensor) -> Tensor:
     """Gives what `draw_uniform` draws the distribution of noise, elementwise."""
     exponential = -torch.log1p(-uniform)
     # The logarithm: Inductor's `log` differs from torch's in the last bit, its `log1p` does not.
-    return 33 * math.log(2) - torch.log1p(exponential * 2.0**33 - 1)
+    return MOST - torch.log1p(exponential * SCALE - 1)
 
 
 def mix(ids: Tensor, first: Tensor, second: Tensor) -> Tensor:

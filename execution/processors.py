@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from execution import host_rows
 from execution.candidates import round_sum, sum_exactly
-from execution.host_rows import RowToDraw, change_row, find_top, make_noise
-from execution.sampling import cut, draw, find_nucleus, mark_invalid, score, sum_weights
+from execution.host_rows import RowToDraw, change_row, find_top, keep_nucleus, make_noise
+from execution.sampling import cut, draw, mark_invalid, pick_largest, score, sum_weights
 from execution.step import ProcessedRow
 
 _EXCLUDED: Final = float("-inf")
@@ -97,8 +98,11 @@ def sample_on_host(
         drawn = draw(ids, scores, sampling_params[order], chance[order])
     else:
         drawn = _draw(ids, scores, chance if len(found) == 1 else chance[order])
+    drawn = mark_invalid(drawn, valid)
+    if len(found) == 1:
+        return drawn
     tokens = torch.empty(len(logits), dtype=torch.int32)
-    tokens[order] = mark_invalid(drawn, valid)
+    tokens[order] = drawn
     return tokens
 
 
@@ -155,9 +159,7 @@ def _exclude(rows: _Rows, scores: Tensor, sums: Tensor | None) -> Tensor:
         measure = weights.sum(dim=-1, keepdim=True)
         if sums is not None:
             measure = torch.where(top_k > 0, measure, round_sum(sums, rows.vocab_size))
-        is_kept = find_nucleus(weights, measure, top_p)
-        is_kept[:, 0] = True
-        scores = scores.where(is_kept, _EXCLUDED)
+        keep_nucleus(scores, weights, measure, top_p)
     return scores if rows.cuts is None else cut(scores, rows.cuts, rows.sampling_params)
 
 
@@ -216,9 +218,9 @@ def _draw(ids: Tensor, scores: Tensor, keys: Tensor) -> Tensor:
     """As `sampling.draw`, for rows that are not greedy."""
     if ids.shape[1] == 1:
         return ids[:, 0]
-    values = _add_noise(ids, scores, keys)
-    is_largest = values == values.amax(dim=-1, keepdim=True)
-    return torch.where(is_largest, ids, torch.iinfo(torch.int32).max).amin(dim=-1)
+    if ids.shape[1] > _PART:
+        return pick_largest(ids, _add_noise(ids, scores, keys))
+    return host_rows.draw(ids, scores, keys)
 
 
 def _add_noise(ids: Tensor, scores: Tensor, keys: Tensor) -> Tensor:

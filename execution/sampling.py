@@ -127,7 +127,7 @@ def score_top(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, 
 
 
 def find_nucleus(weights: Tensor, measure: Tensor, top_p: Tensor) -> Tensor:
-    """Tells which candidates top_p leaves, bool [N, K]; the first one always stays.
+    """Tells which candidates top_p leaves, bool [N, K]; callers keep the first one, whose share may round to nothing.
 
     `weights` are f32 [N, K], likeliest first; `measure`, f32 [N, 1], is the weight of what top_p is a share of.
     """
@@ -179,7 +179,11 @@ def draw(ids: Tensor, scores: Tensor, sampling_params: Tensor, chance: Tensor) -
     if chance.is_floating_point():
         return _invert(ids, scores.exp(), sampling_params, chance)
     greedy_rows = is_greedy(sampling_params)[:, None]
-    values = scores + torch.where(greedy_rows, 0.0, make_noise(ids, chance))
+    return pick_largest(ids, scores + torch.where(greedy_rows, 0.0, make_noise(ids, chance)))
+
+
+def pick_largest(ids: Tensor, values: Tensor) -> Tensor:
+    """The id with the largest value in each row, of several the lowest: ids int32 [N, K] or [K], values f32 [N, K]."""
     is_largest = values == values.amax(dim=-1, keepdim=True)
     return torch.where(is_largest, ids, torch.iinfo(torch.int32).max).amin(dim=-1)
 

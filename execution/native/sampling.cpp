@@ -67,28 +67,31 @@ void change_pairs(const Row& row, float* logits) {
 // The vocabulary, cut into so many parts of equal length: tokens with the same place in their parts form a column.
 constexpr int64_t kParts = 32;
 
-// So many logits any processor takes at a time.
-using Four = float __attribute__((vector_size(16)));
+// The logits of a byte of the mask.
+using Eight = float __attribute__((vector_size(32)));
 
-Four load(const float* from) {
-  Four loaded;
-  memcpy(&loaded, from, sizeof loaded);
-  return loaded;
-}
+inline void load(const float* from, Eight& loaded) { memcpy(&loaded, from, sizeof loaded); }
+
+// What takes most of the time is compiled twice, and the processor decides: baseline instructions take four numbers.
+#if defined(__x86_64__) && defined(__linux__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
 
 // Raises the highest logit of each column by those of a part; returns whether all of them are less than infinity.
-bool raise_peaks(const float* logits, const uint8_t* mask, int64_t length, float* peaks) {
+FOR_EACH_PROCESSOR bool raise_peaks(const float* logits, const uint8_t* mask, int64_t length, float* peaks) {
   // Not bool, for the same reason. Where the mask adds something, it changes no answer.
   int32_t is_below_infinity = 1;
   for (int64_t column = 0; column < length; ++column) is_below_infinity &= logits[column] < -kExcluded;
   const int64_t num_whole = length / 8;
   for (int64_t byte = 0; byte < num_whole; ++byte) {
     const float* const added = kAdded.values[mask == nullptr ? 0xFF : mask[byte]];
-    for (int half = 0; half < 8; half += 4) {
-      const Four own = load(logits + 8 * byte + half) + load(added + half), peak = load(peaks + 8 * byte + half);
-      const Four raised = own > peak ? own : peak;
-      memcpy(peaks + 8 * byte + half, &raised, sizeof raised);
-    }
+    Eight own, change, peak;
+    load(logits + 8 * byte, own), load(added, change), load(peaks + 8 * byte, peak);
+    own += change;
+    const Eight raised = own > peak ? own : peak;
+    memcpy(peaks + 8 * byte, &raised, sizeof raised);
   }
   for (int64_t column = 8 * num_whole; column < length; ++column) {
     const float own = logits[column] + kAdded.values[mask == nullptr ? 0xFF : mask[num_whole]][column % 8];
@@ -184,8 +187,25 @@ void kiln_find_top(const Row* rows, int64_t num_rows, int64_t vocab_size, int64_
   }
 }
 
-// As `noise.draw_uniform`: numbers [num_rows, count] of as many ids and of keys [num_rows, 2]. `step` is how far the ids
-// of one row are from those of the next; `constants` has one for each round.
+// As `sampling.find_nucleus`, but the first candidate stays: excludes the others from `scores`, [num_rows, count] as
+// `weights`. `measure` is [num_rows]; `step` is how far the `top_p` of one row is from that of the next.
+void kiln_keep_nucleus(const float* weights, const float* measure, const float* top_p, int64_t step, int64_t num_rows,
+                       int64_t count, float* scores) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const float share = top_p[row * step], mass = share * measure[row];
+    if (share >= 1) continue;
+    // torch sums in this precision, too.
+    double sum = 0;
+    for (int64_t place = row * count; place < (row + 1) * count; ++place) {
+      sum += weights[place];
+      const float before = static_cast<float>(sum) - weights[place];
+      if (place > row * count && !(before < mass)) scores[place] = kExcluded;
+    }
+  }
+}
+
+// As `noise.draw_uniform`, but less than 0: numbers [num_rows, count] of as many ids and of keys [num_rows, 2]. `step`
+// is how far the ids of one row are from those of the next; `constants` has one for each round.
 void kiln_draw_uniform(const int32_t* ids, int64_t step, int64_t num_rows, int64_t count, const int32_t* keys,
                        const int32_t* constants, int64_t num_rounds, float* uniform) {
   for (int64_t row = 0; row < num_rows; ++row) {
@@ -208,9 +228,30 @@ void kiln_draw_uniform(const int32_t* ids, int64_t step, int64_t num_rows, int64
       }
       for (int64_t lane = 0; lane < length; ++lane) {
         const float high = static_cast<float>(left[lane] >> 16), low = static_cast<float>(left[lane] & 0xFFFF);
-        uniform[row * count + start + lane] = (high * 0x1p-16f + (low + 0.5f) * 0x1p-32f) * (1 - 0x1p-24f);
+        uniform[row * count + start + lane] = (high * 0x1p-16f + (low + 0.5f) * 0x1p-32f) * (0x1p-24f - 1);
       }
     }
+  }
+}
+
+// What `noise.spread` does between two logarithms: makes numbers of those less than 0.
+void kiln_scale(int64_t count, float scale, float* numbers) {
+  for (int64_t place = 0; place < count; ++place) numbers[place] = -numbers[place] * scale - 1;
+}
+
+// As `sampling.draw`: the candidate of each row with the largest sum of its score and its noise, which is `most` less a
+// number of `rest`. Scores and numbers are [num_rows, count]; `step` is as in `kiln_draw_uniform`.
+void kiln_draw(const int32_t* ids, int64_t step, int64_t num_rows, int64_t count, const float* scores,
+               const float* rest, float most, int32_t* tokens) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float largest = kExcluded;
+    int32_t token = std::numeric_limits<int32_t>::max();
+    for (int64_t place = 0; place < count; ++place) {
+      const float value = scores[row * count + place] + (most - rest[row * count + place]);
+      const int32_t id = ids[row * step + place];
+      if (value > largest || (value == largest && id < token)) largest = value, token = id;
+    }
+    tokens[row] = token;
   }
 }
 }

@@ -93,6 +93,36 @@ def test_noise() -> None:
 
 
 @pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("num_ids", [1, 5, 50, 1000])
+def test_draws(num_ids: int) -> None:
+    generator = torch.Generator().manual_seed(num_ids)
+    scores, keys = draw_logits(64, num_ids, num_ids), draw_keys(64)
+    for ids in (torch.randperm(3000, generator=generator).int()[:num_ids], torch.arange(64 * num_ids).int().flip(0)):
+        own = ids if len(ids) == num_ids else ids.view(64, num_ids)
+        not_greedy = torch.tensor([[0.0, 1.0, 1.0]] * len(keys))
+        assert host_rows.draw(own, scores, keys).equal(sampling.draw(own, scores, not_greedy, keys))
+    # Sums of which several are the largest.
+    ties = torch.full((2, 3), float("-inf")), draw_keys(2)
+    assert host_rows.draw(torch.tensor([7, 2, 9], dtype=torch.int32), *ties).tolist() == [2, 2]
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("num_scores", [1, 7, 50, 300])
+def test_what_a_probability_leaves(num_scores: int) -> None:
+    scores = -draw_logits(200, num_scores, num_scores).abs().sort().values
+    weights = scores.exp()
+    measure = weights.sum(dim=-1, keepdim=True) * 1.5
+    for share in (1.0, 0.95, 0.5, 1e-3, 1e-45):
+        params = torch.full((len(scores), 3), share)
+        params[::9, 1] = 1.0
+        left = scores.clone()
+        host_rows.keep_nucleus(left, weights, measure, params[:, 1:2])
+        is_kept = sampling.find_nucleus(weights, measure, params[:, 1:2])
+        assert left[:, 1:].equal(scores.where(is_kept, float("-inf"))[:, 1:])
+        assert left[:, 0].equal(scores[:, 0]), "the first one stays, however small its share is"
+
+
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("wide", ["ids", "keys"])
 def test_noise_takes_no_other_integers(wide: str) -> None:
     given = {"ids": torch.arange(4, dtype=torch.int32), "keys": draw_keys(2)}
