@@ -73,7 +73,7 @@ using Eight = float __attribute__((vector_size(32)));
 inline void load(const float* from, Eight& loaded) { memcpy(&loaded, from, sizeof loaded); }
 
 // What takes most of the time is compiled twice, and the processor decides: baseline instructions take four numbers.
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EACH_PROCESSOR
