@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch._inductor.codegen.cpp import CppKernelProxy
+from torch._inductor.graph import SubgraphLowering
 from torch._inductor.ir import ExternKernelOut
 from torch._inductor.virtualized import V
 from torch._ops import OpOverload
@@ -151,7 +152,10 @@ def _is_made_of_logits(name: str) -> bool:
 
 
 def _makes_tokens_alone(nodes: Sequence[Any], tokens: int) -> bool:
-    """Whether nothing but one output of the graph in progress depends on what operations write."""
+    """Whether nothing but one output of the library depends on what operations write."""
+    if isinstance(V.graph, SubgraphLowering):
+        # A layer's outputs are not the library's.
+        return False
     buffers = V.graph.scheduler.name_to_buf
     todo = [name for place, name in enumerate(V.graph.get_output_names()) if place != tokens]
     todo += [name for name, buffer in buffers.items() if buffer.get_mutations()]

@@ -283,6 +283,8 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
         is_live = is_live.flip(1)
     positions = (is_live.cumsum(1) - 1).clamp(min=0).int()
 
+    params = torch.tensor([[5.0, 0.9, 1.0]] * rows)
+
     def make_arguments(dead_token: int, num_live: int) -> list[Tensor]:
         known = {
             "input_ids": torch.where(is_live & (torch.arange(rows) < num_live)[:, None], ids, dead_token).int(),
@@ -291,7 +293,7 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
             "num_tokens": int32(counts),
             "computed_context_lens": int32([0] * rows),
             "live_rows": int32([num_live]),
-            "sampling_params": torch.tensor([[5.0, 0.9, 1.0]] * rows),
+            "sampling_params": params,
             "noise_keys": draw_keys(rows),
         }
         state = [torch.zeros(tensor.shape) for tensor in describe_state(spec).tensors]
@@ -314,6 +316,16 @@ def test_nothing_of_tokens_that_are_not_live_reaches_others(
                 written = slots[:num_live].long()
                 assert one[written].equal(other[written])
                 assert one.isfinite().all()
+
+        params[0, 0] = UNPICKED_TOP_K
+        outputs, _ = run(dead_token=9, num_live=rows)
+        for one, other, described in zip(outputs, expected, submodel.outputs, strict=True):
+            if described.name == "tokens":
+                assert one[1:].equal(other[1:])
+                assert one.flatten()[0] == INVALID_ROW, "no token was looked for"
+            else:
+                assert one.equal(other)
+        params[0, 0] = 5
 
         # Of a row that has no numbers itself, which code that picks tokens must not take for indices.
         ids[1, is_live[1]] = 7
