@@ -58,17 +58,17 @@ _CONSTRAINED: Final = _DRAWN | {"json_schema": json.dumps(_SCHEMA), "ignore_eos"
 _AHEAD: Final = "ahead"
 _STEPWISE: Final = "stepwise"
 #: Options of the runtimes that are measured, by their names.
-_RUNTIMES: Final = {_AHEAD: "--async-scheduling", _STEPWISE: "--no-async-scheduling"}
+RUNTIMES: Final = {_AHEAD: "--async-scheduling", _STEPWISE: "--no-async-scheduling"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class Case:
     """Requests of one kind.
 
     Attributes:
         engine: Whose bundle they go to: executables of `BARE` pick tokens, and ranks those of rows with processors;
             those of "processors" pick these, too, and those of "host" none.
-        runtime: A name of `_RUNTIMES`.
+        runtime: A name of `RUNTIMES`.
         options: Of the requests, beside those of greedy answers of a length.
         reference: The case that the step's time is compared with.
         goal: The most times the reference's time that a step of 16 streams may take.
@@ -83,13 +83,13 @@ class _Case:
 
 
 #: A step that depends on the tokens before it cannot be called ahead, so it is compared with one that is not, either.
-_CASES: Final = {
-    "greedy": _Case(title="greedy"),
-    "drawn": _Case(title="drawn", options=_DRAWN),
-    "stepwise": _Case(title="greedy, no step called ahead", runtime=_STEPWISE),
-    "stepwise-drawn": _Case(title="drawn, no step called ahead", runtime=_STEPWISE, options=_DRAWN),
+CASES: Final = {
+    "greedy": Case(title="greedy"),
+    "drawn": Case(title="drawn", options=_DRAWN),
+    "stepwise": Case(title="greedy, no step called ahead", runtime=_STEPWISE),
+    "stepwise-drawn": Case(title="drawn, no step called ahead", runtime=_STEPWISE, options=_DRAWN),
     **{
-        f"{engine}-{name}": _Case(title=f"{title}, {where}", engine=engine, options=options, reference=of, goal=goal)
+        f"{engine}-{name}": Case(title=f"{title}, {where}", engine=engine, options=options, reference=of, goal=goal)
         for engine, where in ((BARE, "ranks"), ("processors", "executables"), ("host", "host"))
         for name, title, options, of, goal in (
             ("cut", "drawn, min_p and typical_p", _DRAWN | {"min_p": 0.02, "typical_p": 0.9}, "drawn", None),
@@ -97,8 +97,8 @@ _CASES: Final = {
             ("constrained", "drawn, a JSON schema", _CONSTRAINED, "stepwise-drawn", 1.03),
         )
     },
-    "host": _Case(title="greedy, host", engine="host", reference="stepwise"),
-    "host-drawn": _Case(title="drawn, host", engine="host", options=_DRAWN, reference="stepwise-drawn"),
+    "host": Case(title="greedy, host", engine="host", reference="stepwise"),
+    "host-drawn": Case(title="drawn, host", engine="host", options=_DRAWN, reference="stepwise-drawn"),
 }
 #: Log probabilities that are asked of prompts, by the engine whose bundle computes them.
 _PROMPTS: Final = {
@@ -121,7 +121,7 @@ _INVERSE: Final = "inverse"
 _NOISE: Final = "noise"
 
 
-def _plan(size: str) -> tuple[Workload, Workload]:
+def plan_workloads(size: str) -> tuple[Workload, Workload]:
     """The workloads of streams and of prompts: models of 160 million parameters, or tiny ones."""
     base = replace(WORKLOADS[f"{size}-adapters-idle-served"], registered=0, prompts=())
     streams = replace(base, format=PLAIN, variants=("processors", "host"))
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_const", const="tiny", default="160m", dest="size", help="tiny models")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-generation.md"))
     options = parser.parse_args()
-    streams, prompts = _plan(options.size)
+    streams, prompts = plan_workloads(options.size)
     started_s, measured = time.monotonic(), Measurements()
     directory = Path(tempfile.mkdtemp(prefix="kiln-bench-"))
     try:
@@ -165,7 +165,7 @@ class _Run:
         }
         self._servers: dict[str, Server] = {
             name: stack.enter_context(running_server(self._services, work / name, [option]))
-            for name, option in _RUNTIMES.items()
+            for name, option in RUNTIMES.items()
         }
         self._clients = stack.enter_context(Worker("bench.streams"))
 
@@ -176,7 +176,7 @@ class _Run:
             for server, engine, cases in self._list_deployments():
                 with deployed(self._servers[server], self._digests[decode_bundle(batch, engine)], 2):
                     for name in cases:
-                        with measured.attempt(f"{_CASES[name].title}, {count_streams(batch)}"):
+                        with measured.attempt(f"{CASES[name].title}, {count_streams(batch)}"):
                             self._measure_case(measured, name, batch)
         for name, (engine, count) in _PROMPTS.items():
             digest = self._digests[f"prompts-{prefill_bundle(BARE if engine == PLAIN else engine)}"]
@@ -193,15 +193,15 @@ class _Run:
 
     def _list_deployments(self) -> Iterator[tuple[str, str, list[str]]]:
         """Each runtime and bundle with the cases that share them."""
-        for runtime, engine in dict.fromkeys((case.runtime, case.engine) for case in _CASES.values()):
+        for runtime, engine in dict.fromkeys((case.runtime, case.engine) for case in CASES.values()):
             yield (
                 runtime,
                 engine,
-                [name for name, case in _CASES.items() if (case.runtime, case.engine) == (runtime, engine)],
+                [name for name, case in CASES.items() if (case.runtime, case.engine) == (runtime, engine)],
             )
 
     def _measure_case(self, measured: Measurements, name: str, batch: int) -> None:
-        case = _CASES[name]
+        case = CASES[name]
         answer = measure_streams(self._clients, self._servers[case.runtime], self._streams, batch, case.options)
         measured.add(f"{name}.{batch}", answer["step_s"])
         measured.add(f"{name}.{batch}.cpu", batch * (answer["front_cpu_s"] + answer["rank_cpu_s"]))
@@ -218,7 +218,7 @@ def _render(measured: Measurements, streams: Workload, prompts: Workload, durati
     parts = [introduction]
     head = ("requests", "time", "CPU", "times", "of", "CPU, times", "goal")
     for batch in streams.batches:
-        rows = [_row(measured, name, batch) for name in _CASES if measured.has(f"{name}.{batch}")]
+        rows = [_row(measured, name, batch) for name in CASES if measured.has(f"{name}.{batch}")]
         parts.append(f"## A step of {count_streams(batch)}\n\n" + render_table(head, rows))
     rows = [
         (
@@ -275,7 +275,7 @@ def _list_sizes(batches: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _row(measured: Measurements, name: str, batch: int) -> Row:
-    case, figure = _CASES[name], f"{name}.{batch}"
+    case, figure = CASES[name], f"{name}.{batch}"
     least, greatest = measured.range(figure)
     reference = f"{case.reference}.{batch}"
     ratios = [
@@ -285,7 +285,7 @@ def _row(measured: Measurements, name: str, batch: int) -> Row:
     goal = "" if case.goal is None or batch == 1 else f"≤ {case.goal}"
     time_ms = f"{measured.typical(figure) * 1e3:.2f} ms ({least * 1e3:.2f}–{greatest * 1e3:.2f})"
     cpu_ms = f"{measured.typical(f'{figure}.cpu') * 1e3:.2f} ms"
-    return (case.title, time_ms, cpu_ms, ratios[0], _CASES[case.reference].title, ratios[1], goal)
+    return (case.title, time_ms, cpu_ms, ratios[0], CASES[case.reference].title, ratios[1], goal)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from execution.sampling import greedy, sample
 from tests.checkpoints.tiny_models import GEOMETRIES, write_tiny_model
 from tests.ranks.noise import draw_keys
 from tests.ranks.stepping import load_shard, run_eagerly
-from tests.service.compiler_svc.lower.libraries import lower, open_library
+from tests.service.compiler_svc.lower.libraries import lower, open_library, read_code
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 ROWS, TOKENS, WIDTH = 3, 5, 48
@@ -75,12 +75,22 @@ class Sampling(nn.Module):
 
 
 class Picking(Sampling):
-    """Tokens, and what is told of the same logits."""
+    """Tokens, and what is told of the same logits, behind layers with loops over a row."""
 
-    def forward(self, ids: Tensor, live_rows: Tensor, params: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        hidden = nn.functional.embedding(ids, self.table)[:, 0]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(
+        self, ids: Tensor, live_rows: Tensor, params: Tensor, keys: Tensor, *state: Tensor
+    ) -> tuple[Tensor, ...]:
+        hidden, written = nn.functional.embedding(ids, self.table)[:, 0], list[Tensor]()
+        for layer, own in zip(self.layers, state, strict=True):
+            hidden = hidden + layer(hidden).softmax(-1)
+            written.append(own + hidden)
         logits = nn.functional.linear(hidden, self.head)
-        return logits.exp().sum(-1), sample(logits, params, keys, 8), live_rows + 0
+        return sample(logits, params, keys, 8), logits.exp().sum(-1), live_rows + 0, *written
 
 
 class Telling(nn.Module):
@@ -190,18 +200,19 @@ def test_loops_that_find_tokens_alone_leave_out_rows_of_which_none_is_picked(
 ) -> None:
     model, rows = Picking().requires_grad_(False), 6
     ids, keys = torch.arange(rows, dtype=torch.int32)[:, None], draw_keys(rows)
-    params = torch.tensor([[5, 0.9, 0.7]] * rows)
-    program = torch.export.export(model, (ids, int32([2]), params, keys))
-    live = LiveInputs(rows=1, tokens=0, picked=PickedTokens(sampling_params=2, tokens=1))
-    executable = lower(lowerings, tmp_path, program, num_state=0, live=live)
+    params, state = torch.tensor([[5, 0.9, 0.7]] * rows), [torch.zeros(rows, WIDTH) for _ in model.layers]
+    program = torch.export.export(model, (ids, int32([2]), params, keys, *state))
+    live = LiveInputs(rows=1, tokens=0, picked=PickedTokens(sampling_params=2, tokens=0))
+    executable = lower(lowerings, tmp_path, program, num_state=len(state), live=live)
+    assert "kiln_layer_" in read_code(executable)
     with open_library(executable, model.state_dict()) as library:
         for num_live, unpicked in ((6, []), (6, [0, 3]), (4, [1, 5]), (3, [0, 1, 2])):
             ids = (ids + 1) % 10
-            told, tokens, _ = model(ids, int32([num_live]), params, keys)
+            tokens, told, *_ = model(ids, int32([num_live]), params, keys, *state)
             asked = params.clone()
             asked[unpicked, 0] = UNPICKED_TOP_K
             soil(float("nan"), rows, VOCAB_SIZE)
-            found_told, found, _ = library.run([ids, int32([num_live]), asked, keys])
+            found, found_told, _ = library.run([ids, int32([num_live]), asked, keys, *state])
             torch.testing.assert_close(found_told[:num_live], told[:num_live], rtol=1e-4, atol=0)
             picked = [row for row in range(num_live) if row not in unpicked]
             assert found[picked].equal(tokens[picked])
