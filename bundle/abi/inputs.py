@@ -26,7 +26,7 @@ LIVE_ROWS: Final = "live_rows"
 PROMPT_LOGPROBS: Final = "prompt_logprobs"
 #: What a row of `sampling_params` has, by its names in `manifest.Sampling`.
 SAMPLING_PARAMS: Final = ("top_k", "top_p", "temperature")
-#: A top_k of rows of which nobody takes the token that an executable picks.
+#: A top_k of rows whose tokens ranks pick: what an executable picks for them is not read.
 UNPICKED_TOP_K: Final = -1.0
 #: Tokens of a word of `token_bitmask`.
 WORD_BITS: Final = 32

@@ -44,7 +44,7 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         objects += [compile_adapt_kernel(job, dtype) for dtype in sorted(use_adapt_kernel(module, live_rows), key=str)]
         if use_top_kernel(module, live_rows):
             objects.append(compile_top_kernel(job))
-            limit_candidates(module, job.live and job.live.picked, live_rows)
+            limit_candidates(module, None if job.live is None else job.live.picked, live_rows)
         guarded = guard_indices(module, live_rows)
         objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)

@@ -87,8 +87,8 @@ class Picking(Sampling):
     ) -> tuple[Tensor, ...]:
         hidden, written = nn.functional.embedding(ids, self.table)[:, 0], list[Tensor]()
         for layer, own in zip(self.layers, state, strict=True):
-            hidden = hidden + layer(hidden).softmax(-1)
             written.append(own + hidden)
+            hidden = hidden + layer(hidden).softmax(-1)
         logits = nn.functional.linear(hidden, self.head)
         return sample(logits, params, keys, 8), logits.exp().sum(-1), live_rows + 0, *written
 
