@@ -82,24 +82,38 @@ class Case:
     goal: float | None = None
 
 
+_ENGINES: Final = {BARE: "ranks", "processors": "executables", "host": "host"}
 #: A step that depends on the tokens before it cannot be called ahead, so it is compared with one that is not, either.
 CASES: Final = {
     "greedy": Case(title="greedy"),
     "drawn": Case(title="drawn", options=_DRAWN),
     "stepwise": Case(title="greedy, no step called ahead", runtime=_STEPWISE),
-    "stepwise-drawn": Case(title="drawn, no step called ahead", runtime=_STEPWISE, options=_DRAWN),
     **{
-        f"{engine}-{name}": Case(title=f"{title}, {where}", engine=engine, options=options, reference=of, goal=goal)
-        for engine, where in ((BARE, "ranks"), ("processors", "executables"), ("host", "host"))
+        f"{engine}-{name}": Case(title=f"{title}, {where}", engine=engine, options=options, reference=of)
+        for engine, where in _ENGINES.items()
+        for name, title, options, of in (
+            ("cut", "drawn, min_p and typical_p", _DRAWN | {"min_p": 0.02, "typical_p": 0.9}, "drawn"),
+            ("penalties", "penalties", _PENALTIES, "stepwise"),
+        )
+    },
+    # What a constraint costs is little, so all else is the same: the bundle and the server, too.
+    **{
+        f"{engine}-{name}": Case(
+            title=f"{title}, {where}", engine=engine, runtime=_STEPWISE, options=options, reference=of, goal=goal
+        )
+        for engine, where in _ENGINES.items()
         for name, title, options, of, goal in (
-            ("cut", "drawn, min_p and typical_p", _DRAWN | {"min_p": 0.02, "typical_p": 0.9}, "drawn", None),
-            ("penalties", "penalties", _PENALTIES, "stepwise", None),
-            ("constrained", "drawn, a JSON schema", _CONSTRAINED, "stepwise-drawn", 1.03),
+            ("drawn", "drawn, no step called ahead", _DRAWN, "drawn", None),
+            ("constrained", "drawn, a JSON schema", _CONSTRAINED, f"{engine}-drawn", 1.03),
         )
     },
     "host": Case(title="greedy, host", engine="host", reference="stepwise"),
-    "host-drawn": Case(title="drawn, host", engine="host", options=_DRAWN, reference="stepwise-drawn"),
 }
+#: What a page says of its cases.
+LEGEND: Final = (
+    "Bundles are called by what applies processors: *ranks*, *executables*, or the *host*, which picks all\ntokens. "
+    "*CPU* is of the front and the rank, not of the processes that find masks."
+)
 #: Log probabilities that are asked of prompts, by the engine whose bundle computes them.
 _PROMPTS: Final = {
     "plain": (PLAIN, None),
@@ -212,7 +226,7 @@ def _render(measured: Measurements, streams: Workload, prompts: Workload, durati
         f"# Generation\n\nWritten by `python -m bench.generation`, in {duration_s / 60:.0f} minutes: a random Llama of "
         f"{streams.name.partition('-')[0]} parameters, float32,\nvocabulary {streams.model['vocab_size']}, 2 threads, "
         f"through gRPC. Times are medians of {streams.rounds} rounds in which all took turns, ratios\nmedians of the "
-        "rounds' ratios. *CPU* is of the front and the rank, not of the processes that find masks.\n\n"
+        f"rounds' ratios.\n{LEGEND}\n\n"
         f"Machine: {describe_machine()}. Other processes took up to {measured.range('others')[1]:.0%} of it in a round."
     )
     parts = [introduction]
