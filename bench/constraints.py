@@ -90,8 +90,8 @@ def _render(measured: Measurements, workload: Workload, duration_s: float) -> st
         f"# Constraints\n\nWritten by `python -m bench.constraints`, in {duration_s / 60:.0f} minutes: the model, the "
         "threads and the requests of\n[generation](RESULTS-generation.md), in bundles that are deployed side by side "
         "and measured in turns. A\nconstrained case is compared with the one above it, which is measured next to it in "
-        f"the same deployment. Times are medians\nof {_NUM_ROUNDS} rounds, ratios medians of the rounds' ratios, with "
-        f"their quartiles.\n{LEGEND}\n\n"
+        f"the same deployment.\nTimes are medians of {_NUM_ROUNDS} rounds, ratios medians of the rounds' ratios, with "
+        f"their quartiles. {LEGEND}\n\n"
         f"Machine: {describe_machine()}. Other processes took up to {measured.range('others')[1]:.0%} of it in a round."
     )
     rows: list[Row] = []

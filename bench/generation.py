@@ -111,8 +111,8 @@ CASES: Final = {
 }
 #: What a page says of its cases.
 LEGEND: Final = (
-    "Bundles are called by what applies processors: *ranks*, *executables*, or the *host*, which picks all\ntokens. "
-    "*CPU* is of the front and the rank, not of the processes that find masks."
+    "Bundles are called\nby what applies processors: *ranks*, *executables*, or the *host*, which picks all tokens. "
+    "*CPU* is of the front\nand the rank, not of the processes that find masks."
 )
 #: Log probabilities that are asked of prompts, by the engine whose bundle computes them.
 _PROMPTS: Final = {
@@ -226,7 +226,7 @@ def _render(measured: Measurements, streams: Workload, prompts: Workload, durati
         f"# Generation\n\nWritten by `python -m bench.generation`, in {duration_s / 60:.0f} minutes: a random Llama of "
         f"{streams.name.partition('-')[0]} parameters, float32,\nvocabulary {streams.model['vocab_size']}, 2 threads, "
         f"through gRPC. Times are medians of {streams.rounds} rounds in which all took turns, ratios\nmedians of the "
-        f"rounds' ratios.\n{LEGEND}\n\n"
+        f"rounds' ratios. {LEGEND}\n\n"
         f"Machine: {describe_machine()}. Other processes took up to {measured.range('others')[1]:.0%} of it in a round."
     )
     parts = [introduction]
