@@ -26,8 +26,9 @@ from bench.services import Server, compile_bundle, deployed, measure_streams, ru
 from bench.tables import Row, count_streams, render_table
 from bench.worker import Worker
 
-#: Those that have a goal, each behind what it is a goal beside.
-_NAMES: Final = [one for name, case in CASES.items() if case.goal is not None for one in (case.reference, name)]
+#: The cases that have a goal, by name, and all that are measured: each behind its reference.
+_WITH_GOALS: Final = [name for name, case in CASES.items() if case.goal is not None]
+_NAMES: Final = [one for name in _WITH_GOALS for one in (CASES[name].reference, name)]
 _NUM_ROUNDS: Final = 40
 
 
@@ -78,7 +79,7 @@ def _measure(workload: Workload, work: Path, measured: Measurements, stack: cont
             answer = measure(name)
             measured.add(name, answer["step_s"])
             measured.add(f"{name}.cpu", batch * (answer["front_cpu_s"] + answer["rank_cpu_s"]))
-        for name in (name for name in _NAMES if CASES[name].goal is not None):
+        for name in _WITH_GOALS:
             for of in ("", ".cpu"):
                 times = measured.this_round(name + of) / measured.this_round(CASES[name].reference + of)
                 measured.pool(f"{name}{of}.times", [times])
@@ -99,7 +100,7 @@ def _render(measured: Measurements, workload: Workload, duration_s: float) -> st
         case = CASES[name]
         least, greatest = measured.range(name)
         facts = ["", "", ""]
-        if case.goal is not None:
+        if name in _WITH_GOALS:
             facts = [*(_describe_times(measured, f"{name}{of}.times") for of in ("", ".cpu")), f"≤ {case.goal}"]
         rows.append(
             (

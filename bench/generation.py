@@ -82,29 +82,22 @@ class Case:
     goal: float | None = None
 
 
-_ENGINES: Final = {BARE: "ranks", "processors": "executables", "host": "host"}
 #: A step that depends on the tokens before it cannot be called ahead, so it is compared with one that is not, either.
+#: A constraint costs little, so its reference has the same bundle and server, too.
 CASES: Final = {
     "greedy": Case(title="greedy"),
     "drawn": Case(title="drawn", options=_DRAWN),
     "stepwise": Case(title="greedy, no step called ahead", runtime=_STEPWISE),
     **{
-        f"{engine}-{name}": Case(title=f"{title}, {where}", engine=engine, options=options, reference=of)
-        for engine, where in _ENGINES.items()
-        for name, title, options, of in (
-            ("cut", "drawn, min_p and typical_p", _DRAWN | {"min_p": 0.02, "typical_p": 0.9}, "drawn"),
-            ("penalties", "penalties", _PENALTIES, "stepwise"),
-        )
-    },
-    # What a constraint costs is little, so all else is the same: the bundle and the server, too.
-    **{
         f"{engine}-{name}": Case(
-            title=f"{title}, {where}", engine=engine, runtime=_STEPWISE, options=options, reference=of, goal=goal
+            title=f"{title}, {where}", engine=engine, runtime=runtime, options=options, reference=of, goal=goal
         )
-        for engine, where in _ENGINES.items()
-        for name, title, options, of, goal in (
-            ("drawn", "drawn, no step called ahead", _DRAWN, "drawn", None),
-            ("constrained", "drawn, a JSON schema", _CONSTRAINED, f"{engine}-drawn", 1.03),
+        for engine, where in ((BARE, "ranks"), ("processors", "executables"), ("host", "host"))
+        for name, title, runtime, options, of, goal in (
+            ("cut", "drawn, min_p and typical_p", _AHEAD, _DRAWN | {"min_p": 0.02, "typical_p": 0.9}, "drawn", None),
+            ("penalties", "penalties", _AHEAD, _PENALTIES, "stepwise", None),
+            ("drawn", "drawn, no step called ahead", _STEPWISE, _DRAWN, "drawn", None),
+            ("constrained", "drawn, a JSON schema", _STEPWISE, _CONSTRAINED, f"{engine}-drawn", 1.03),
         )
     },
     "host": Case(title="greedy, host", engine="host", reference="stepwise"),
